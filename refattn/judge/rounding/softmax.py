@@ -197,8 +197,10 @@ def begin_bound(
 
 def variance_of_maxima(
     head: SoftmaxHead, roundings: Roundings, i: slice, rows: RowErrors
-) -> Doubles:
-    r"""Return the part of the variance that a running maximum may spare a fused kernel, (b, d_v).
+) -> tuple[Doubles, Doubles]:
+    r"""Return the variance that a running maximum may spare a fused kernel, and that of all weights.
+
+    Both are arrays (b, d_v).
 
     A weight that is the largest when it is rounded is 1, and stays as it is. In tiles of any size
     and order, and in parts that are merged, it is the largest of its 16 keys, too:
@@ -207,7 +209,7 @@ def variance_of_maxima(
 
     with the distance :math:`h_{ij}` of the numbers near the weight, over the sum of the weights.
     """
-    spared, to = np.zeros_like(rows.out), roundings.weights
+    (spared, whole), to = np.zeros((2, *rows.out.shape)), roundings.weights
     assert to is not None
     top, lse = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (rows.top, rows.lse))
     for tile in scan_tiles(head, i, count_tile_keys(len(rows.out))):
@@ -216,9 +218,11 @@ def variance_of_maxima(
         # If it is the largest when it is rounded, then among these keys, too.
         largest = np.repeat(np.maximum.reduceat(of.weights, cut, -1), MAXIMUM_KEYS, -1)
         largest = largest[:, : of.weights.shape[-1]]
-        step = to.spacing(of.weights) * np.exp(top - lse) * (of.weights == largest)
-        spared += of.keep_rounded(np.square(step) / 12) @ np.square(head.v[tile.keys])
-    return spared
+        variance = of.keep_rounded(np.square(to.spacing(of.weights) * np.exp(top - lse)) / 12)
+        squares = np.square(head.v[tile.keys])
+        whole += variance @ squares
+        spared += (variance * (of.weights == largest)) @ squares
+    return spared, whole
 
 
 class ErrorSums:

@@ -57,6 +57,7 @@ _TINY = 1e-12  # mean square of z where roundings to nearest leave nothing
 _FLOOR = 1e-9  # of variances of directions, that is added to them
 _ALONG = 16  # of a row, along which errors are compared
 _TRIED_SHARES = 0.7, 0.5, 0.35, 0.25, 0.12, 0.06, 0.03, 0.01, 0.0  # of weights, that are tried
+_HARDLY = 2.0**-10  # of a row: keys of such weights in all may be moved
 _CHANCE = 1e-2  # of a right profile to be taken for one that does not explain them
 
 
@@ -248,7 +249,7 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
             along = _draw_directions(problem.read(index)["v"])
             law = still_law = own = _Law.of(head, roundings, i, rows, error, along)
         if problem.is_mean and roundings.scores is not None:
-            unmoved = _find_unmoved(read.head(index), i, roundings.scores)[:, None]
+            unmoved = _find_unmoved(read.head(index), i, roundings.scores, rows.lse)[:, None]
             if unmoved.any():
                 others = read.analyse(index, roundings._replace(scores=None), i)
                 still = fit(np.where(unmoved, others.std, rows.std))
@@ -258,10 +259,11 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
                     other = _Law.of(head, exact, i, others, error, along)
                     still_law = own.where(unmoved[:, 0], other)
         if problem.is_mean and roundings.weights is not None and not roundings.normalised:
-            spared = variance_of_maxima(read.head(index), roundings, i, rows) / np.square(rows.std)
-            rest = _LEAST**2 * np.maximum(1 - spared, 0.0)
+            spared, whole = variance_of_maxima(read.head(index), roundings, i, rows)
+            rest = _LEAST**2 * np.maximum(1 - spared / np.square(rows.std), 0.0)
             least = np.minimum(least, _mean(np.minimum(near, rest)))
-            shares = np.min(np.maximum(1 - spared, 0.0), -1, initial=1.0)
+            left = np.where(whole > 0, 1 - spared / np.where(whole > 0, whole, 1.0), 1.0)
+            shares = np.min(np.maximum(left, 0.0), -1, initial=1.0)
         tested = np.square(np.where(known, subtract_rounding(error, rows) / rows.worst, math.nan))
         tested = np.where(within, _mean(tested), math.inf)
         if numbers.lse is not None and problem.is_mean:
@@ -299,12 +301,13 @@ def _stack_laws(laws: Sequence[_Law]) -> _Law:
 
 
 def _draw_directions(v: Doubles) -> Doubles:
-    """Draw orthonormal directions at random, among columns of values that differ."""
+    """Draw directions at random, among columns of values that differ, in which all count alike."""
     columns = distinct_columns(v)
     count = min(_ALONG, len(columns))
     directions = np.zeros((v.shape[1], count))
     drawn = np.random.default_rng(0).standard_normal((len(columns), count))
-    directions[columns] = np.linalg.qr(drawn)[0]
+    sizes = np.max(np.abs(v[:, columns]), 0, initial=0.0)
+    directions[columns] = np.linalg.qr(drawn)[0] / np.where(sizes > 0, sizes, 1.0)[:, None]
     return directions
 
 
@@ -356,11 +359,15 @@ def _log_ratios(
     return np.where(np.any(both, -1), bet + (own / square + np.log(square)) / 2, 0.0)
 
 
-def _find_unmoved(head: SoftmaxHead, i: slice, to: Format) -> npt.NDArray[np.bool_]:
-    """Find queries of which no score that is seen is moved by its roundings."""
-    found = np.ones(i.stop - i.start, bool)
-    for tile in scan_tiles(head, i, CACHED_PAIRS // max(len(found), 1)):
+def _find_unmoved(
+    head: SoftmaxHead, i: slice, to: Format, lse: Doubles
+) -> npt.NDArray[np.bool_]:
+    """Find queries of which roundings move no score, but those of keys that hardly count."""
+    moved = np.zeros(i.stop - i.start)
+    base = np.where(np.isfinite(lse), lse, 0.0)[:, None]
+    for tile in scan_tiles(head, i, CACHED_PAIRS // max(len(moved), 1)):
         rounded = score_tile(head, i, tile.keys, tile.visible, tile.products, to.round)
-        same = rounded.scores == tile.scores
-        found &= np.all(same if tile.visible is None else same | ~tile.visible, -1)
-    return found
+        counts = rounded.scores != tile.scores
+        counts = counts if tile.visible is None else counts & tile.visible
+        moved += np.sum(np.where(counts, np.exp(np.minimum(tile.scores - base, 0.0)), 0.0), -1)
+    return moved <= _HARDLY

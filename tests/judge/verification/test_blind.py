@@ -61,20 +61,14 @@ def test_larger_queries_are_no_advice_where_all_values_are_the_same():
     assert "larger q" not in found
 
 
-@pytest.mark.parametrize(
-    ("n", "softcap", "verdict"), [(64, 40.0, "UNDERPOWERED"), (128, 50.0, "FAIL")]
-)
-def test_an_option_that_is_ignored_is_named(n, softcap, verdict):
-    """Scores of up to 5 under a cap: eager may allow more than that changes, of a few rows."""
+@pytest.mark.parametrize(("n", "softcap"), [(64, 40.0), (128, 50.0)])
+def test_an_option_that_is_ignored_is_named(n, softcap):
+    """Scores of up to 5 under a cap: each column alone might be of eager, a row is not."""
     q, k, v = (BF16(np.random.default_rng(x).standard_normal((1, n, 128))) for x in range(3))
     out, _ = of_heads("flash", q, k, v, "bfloat16")
     found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", softcap=softcap)
-    assert found.verdict == verdict
-    words = {
-        "UNDERPOWERED": "a kernel that ignores the soft cap would also pass",
-        "FAIL": "there is no soft cap",
-    }
-    assert words[verdict] in str(found)
+    assert found.verdict == "FAIL"
+    assert "there is no soft cap" in str(found)
     assert verify(q=q, k=k, v=v, out=out, dtype="bfloat16").verdict == "PASS"
 
 

@@ -205,7 +205,7 @@ def test_a_trial_number_by_number(causal, softcap, name, monkeypatch):
     monkeypatch.setattr(trial, "_keep_telling", list)
     tried = given.tried(alpha=0.999)
     p, told, sums = expected(given)
-    of_trial = {x.name: x.p_value for x in tried.tests}
+    of_trial = {x.name: x.p_value for x in tried.tests if x.name != "row"}  # see test_joint
     assert of_trial.keys() == p.keys()
     for name, value in p.items():
         log_p = max(math.log(value), -700) if value else -700
