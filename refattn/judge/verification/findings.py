@@ -167,7 +167,6 @@ class ProfileTrial(NamedTuple):
     powered: bool  # whether an output that is 1 % too large would have been rejected
     element: float = 0.0  # standard deviations by which any element is off to be rejected
     loud: tuple[tuple[Index, slice], ...] = ()  # rows with the largest z, if others are left out
-    loudest: tuple[tuple[tuple[Index, slice], ...], int] = ((), 0)  # one of so many places
     idle: Sequence[Index] = ()  # rows that may hold 0, or the mean of the values
     rows: int = 0  # that were tried
     find: Callable[[], Sequence[WrongRow]] = list  # rows by their p-values, the smallest first

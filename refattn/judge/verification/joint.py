@@ -14,6 +14,7 @@ as :math:`E e^{u \cdot A\xi} \le e^{u^T C u / 2}` for all u, and so for a Gaussi
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +56,16 @@ def test_rows(
         some = (x[known] for x in (covariances, errors[:, columns], low, high))
         squares[known] = least_squares(*some) / len(columns)
     return squares, np.asarray(log_chernoff(squares, len(columns)))
+
+
+def test_each(
+    problem: Problem, numbers: Numbers, roundings: Roundings, places: Sequence[Index]
+) -> list[float]:
+    """Return the logs of p-values of some rows, each by the law of all of its columns."""
+    return [
+        float(test_rows(problem, numbers, roundings, x[:-1], np.array(x[-1:]))[1][0])
+        for x in places
+    ]
 
 
 def least_squares(covariances: Doubles, errors: Doubles, low: Doubles, high: Doubles) -> Doubles:

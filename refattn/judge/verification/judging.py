@@ -68,6 +68,7 @@ from .choice import (
 from .empty_rows import describe_idle
 from .findings import Finding, Numbers, Part, ProfileTrial, weaken
 from .head_sums import RowWeights
+from .joint import test_each
 from .likelihood import ALIKE, Fit, compare
 from .looks import (
     Blocks,
@@ -89,6 +90,7 @@ _ALL_BUT = 0.95  # share of the mean square that a defect explains where there i
 _UNLIKELY = 10.0  # log of how much likelier others are on some rows of another part
 _SURELY_REJECTED = -100.0  # log of a p-value that is surely enough to reject a profile by some rows
 _SURE_P = 1e-40  # corrected p-value by which some rows reject a profile, beside tests of all
+_ASKED_ROWS = 8  # that are the worst by the profile that failed first
 _TESTS = 64  # more than a trial has: what is sure beside so many needs no other
 
 
@@ -187,18 +189,24 @@ class _Case:
     def screen(self, name: str) -> None:
         """Try a profile on some rows, if these are few beside all: that is one more test of it.
 
-        Some are the worst rows, of so many, of the profile that failed first, and, if these do not
-        rule it out, some at random.
+        Some are the worst rows of the profile that failed first, each by the law of all of its
+        columns, and, if these do not rule it out, some at random.
         """
         some = choose_screened(self.problem)
         tried = self.trials or any(p <= _SURE_P for p in self.glanced.values())
-        if name in {*self.screened, *self.trials} or not some or not tried:
+        if name in {*self.screened, *self.trials} or not tried:
             return
-        # The worst rows were chosen among so many places (times these, by Bonferroni), and either
-        # they or others may rule a profile out: times two.
-        worst, places = next((x.loudest for x in self.trials.values()), ((), 0))
-        p = self._smallest(name, worst) * places if worst else 1.0
-        if p > self.alpha / _TESTS / 2:
+        worst = next((x.find() for x in self.trials.values()), ())[:_ASKED_ROWS]
+        if not worst and not some:
+            return
+        # The worst rows were chosen among all (times these, by Bonferroni), and either they or
+        # others may rule a profile out: times two.
+        chosen, p = self.profiles[name], 1.0
+        if worst:
+            read, roundings = self.problem.read_by(chosen), chosen.roundings(self.dtype)
+            log_p = min(test_each(read, self.numbers, roundings, [x.at for x in worst]))
+            p = math.exp(max(log_p, -700.0)) * count_rows(self.problem.items())
+        if p > self.alpha / _TESTS / 2 and some:
             p = min(p, self._smallest(name, some))
         self.screened[name] = min(1.0, 2 * p)
 

@@ -116,13 +116,6 @@ def choose_loud(found: Blocks, squares: Doubles, problem: Problem) -> Blocks:
     return tuple(found[x] for x in np.argsort(means, kind="stable")[:most].tolist())
 
 
-def choose_loudest(found: Blocks, squares: Doubles, problem: Problem) -> tuple[Blocks, int]:
-    """Take the few rows with the largest mean square, and count the places they are one of."""
-    cut = [(x, j) for x, i in found for j in blocks(i.start, i.stop, _RANDOM_ROWS)]
-    means = [float(np.mean(squares[problem.number(x), j])) for x, j in cut]
-    return (cut[int(np.argmax(means))],), len(cut)
-
-
 def count_rows(found: Iterable[tuple[Index, slice]]) -> int:
     """Count the rows of blocks."""
     return sum(i.stop - i.start for _, i in found)

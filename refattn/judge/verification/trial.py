@@ -22,7 +22,7 @@ from .evidence import Estimate, Evidence, Known, log_chernoff, log_quadratic
 from .findings import Finding, Numbers, ProfileTrial, Suspect, WrongRow, Z
 from .head_sums import ONE_PERCENT, HeadSums
 from .joint import find_wrong
-from .looks import Look, choose_loud, choose_loudest
+from .looks import Look, choose_loud
 
 _OF_HEAD = " of a head"
 _SMALLEST_TILE = 16
@@ -129,9 +129,8 @@ def attempt(
     z = Z(rms, *errors.farthest)
     found = tuple(problem.items())
     loud = choose_loud(found, errors.square, problem) if look.rest else ()
-    loudest = choose_loudest(found, errors.square, problem) if loud else ((), 0)
     sizes = known, detectable, powered, element
-    return ProfileTrial(name, tests, suspects, z, *sizes, loud, loudest, errors.idle, find=find)
+    return ProfileTrial(name, tests, suspects, z, *sizes, loud, errors.idle, find=find)
 
 
 def passes(errors: HeadSums, alpha: float) -> bool:
