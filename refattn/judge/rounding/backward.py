@@ -47,6 +47,7 @@ from .head import scan_tile
 from .roundings import (
     BIAS,
     CONSTANTS,
+    LEAST_OWN,
     RMS,
     WORST,
     Roundings,
@@ -83,19 +84,32 @@ class _GradientSum:
         scale: float,
         copies: float,
         rounded: Format | None = None,
+        together: bool = False,
     ) -> None:
-        self.roundings, self.scale = roundings, scale
+        self.roundings, self.scale, self.together = roundings, scale, together
         self.dropped = rounded if rounded is not None and rounded.truncated else None
         unit = None if rounded is None else roundings.unit
         self.copies = copies  # of a term, at most: they are rounded alike
         shape = rows, columns
         self.total, self.near, self.sizes = (np.zeros(shape) for _ in range(3))
-        self.variance, self.running, self.moved = (np.zeros(shape) for _ in range(3))
+        self.variance = self.square(np.zeros(shape))  # or covariances, (rows, columns^2)
+        self.own, self.running, self.moved = (np.zeros(shape) for _ in range(3))
         self.flushed, self.known = np.zeros(shape), np.zeros(shape)
         self.rounded, self.again = np.zeros(shape), np.zeros(shape)  # by head, and sums of heads
         self.before: Any = (0.0, 0.0, 0.0)  # total, near and moved, of the heads before
         self.terms = self.heads = 0
         self.cuts = None if unit is None else CutSum(unit, rows, columns)
+
+    def square(self, x: Doubles) -> Doubles:
+        """Multiply each number of a row by itself, or, for covariances, by all of its row."""
+        return self.cross(x, x) / 2 if self.together else x * x
+
+    def cross(self, x: Doubles, y: Doubles) -> Doubles:
+        """Multiply two rows likewise, both ways."""
+        if not self.together:
+            return 2 * x * y
+        products = x[:, :, None] * y[:, None, :]
+        return (products + np.swapaxes(products, 1, 2)).reshape(len(x), -1)
 
     def add(
         self,
@@ -109,7 +123,7 @@ class _GradientSum:
         """Add products of x (rows, b) with y (b, columns) to a sum that is rounded first."""
         if to is not None and self.terms:  # a running sum that is written after each block
             total, nearest, moved = self._since()
-            self.variance += np.square(scaled_spacing(to, total, self.scale)) / 12
+            self.own += np.square(scaled_spacing(to, total, self.scale)) / 12
             self.moved += scaled_spacing(to, np.abs(total) + moved, self.scale) / 2
             self.near += round_scaled(to, nearest, self.scale) - nearest
             self.restart()
@@ -300,20 +314,51 @@ def analyse_gradient(
     Several heads share keys and values; their gradients are sums over all of them.
     """
     cut = list(blocks(rows.start, rows.stop, _CACHED_ROWS)) or [rows]
-    return RowErrors.join([_analyse_rows(backs, roundings, of, i) for i in cut])
+    return RowErrors.join([_close_sum(*_sum_rows(backs, roundings, of, i)) for i in cut])
 
 
-def _analyse_rows(
+def bound_covariance(
     backs: Sequence[tuple[BackwardHead, Saved]], roundings: Roundings, of: str, rows: slice
-) -> RowErrors:
-    """Analyse so few rows that pairs of them with some tokens are held in the cache."""
+) -> tuple[RowErrors, Doubles]:
+    r"""Analyse few rows, and bound the covariances of their columns, (rows, columns, columns).
+
+    Errors of weights and products move all columns of a row, by the tokens: where a variance is a
+    sum of :math:`\sigma_{ij}^2 k_{jc}^2`, the covariance is that of
+    :math:`\sigma_{ij}^2 k_j k_j^T`. What else the largest variances have is each column's own.
+    """
+    sum_, tangents = _sum_rows(backs, roundings, of, rows, together=True)
+    law = _close_sum(sum_, tangents)
+    together = (WORST * sum_.scale) ** 2 * sum_.variance.reshape(*law.out.shape, -1)
+    diagonal = np.diagonal(together, axis1=1, axis2=2)
+    own = np.maximum(np.square(law.worst) - diagonal, LEAST_OWN * diagonal)
+    return law, together + own[:, :, None] * np.eye(own.shape[1])
+
+
+def list_tokens(backs: Sequence[BackwardHead], of: str) -> Doubles:
+    """List what rows of the gradient are sums of: keys, queries, or derivatives to the output."""
+    tokens = {"dq": lambda x: x.head.k, "dk": lambda x: x.head.q, "dv": lambda x: x.d_out}[of]
+    return np.concatenate([tokens(x) for x in backs])
+
+
+def _sum_rows(
+    backs: Sequence[tuple[BackwardHead, Saved]],
+    roundings: Roundings,
+    of: str,
+    rows: slice,
+    together: bool = False,
+) -> tuple[_GradientSum, dict[str, Doubles]]:
+    """Sum what so few rows are made of that pairs of them with some tokens are held in the cache.
+
+    Return also the derivatives of the sum to known defects.
+    """
     scale = 1.0 if of == "dv" else backs[0][0].head.scale
     columns = _count_columns(backs[0][0], of)
     copies = backs[0][1].key_copies if of == "dq" else backs[0][1].copies
     # Equal tokens have equal errors: a sum of g of them has g times the variance of g others.
     most = float(np.max(copies, initial=1.0))
     rounded = roundings.weights if of == "dv" else roundings.d_scores
-    sum_ = _GradientSum(rows.stop - rows.start, columns, roundings, scale, most, rounded)
+    shape = rows.stop - rows.start, columns
+    sum_ = _GradientSum(*shape, roundings, scale, most, rounded, together)
     has_sinks = any(back.head.sink is not None for back, _ in backs)
     names = list_directions(of, backs[0][0].head.softcap is not None, has_sinks)
     tangents = {x: np.zeros_like(sum_.total) for x in names}
@@ -332,10 +377,10 @@ def _analyse_rows(
                     for name, y in _list_tangents(x, back, saved, roundings, rows, names):
                         tangents[name] += y @ head.k[j]
             mean, d = saved.mean[rows], saved.delta[rows, None]
-            sum_.variance += saved.delta_variance[rows, None] * mean * mean
+            sum_.variance += saved.delta_variance[rows, None] * sum_.square(mean)
             # All terms of a query have one log normaliser: its error multiplies the sum.
             common = saved.lse_variance + saved.scores_variance
-            sum_.variance += common[rows, None] * sum_.total * sum_.total
+            sum_.variance += common[rows, None] * sum_.square(sum_.total)
             tangents["delta"] -= d * mean
             sum_.known -= saved.delta_shift[rows, None] * mean
         else:
@@ -359,7 +404,7 @@ def _analyse_rows(
                 sum_.close_head(roundings.out)
     if of != "dv":  # the factor c before the sum, beside the scores
         tangents["scale"] += sum_.total
-    return _close_sum(sum_, tangents)
+    return sum_, tangents
 
 
 def _odds_without_sink(back: BackwardHead, saved: Saved, i: slice) -> Doubles:
@@ -407,7 +452,7 @@ def _add_to_queries(
     """Add errors of weights, and of D if it is made of them; keys may have copies."""
     roundings = sum_.roundings
     mean, apart = saved.mean[i], x.t - saved.delta[i, None]
-    squares, variances = k * k, copies * x.s_variance
+    squares, variances = sum_.square(k), copies * x.s_variance
     more: Doubles | float = x.p * x.p * x.t_variance
     for variance, factor in x.moves():
         moved = np.square(apart)
@@ -418,13 +463,14 @@ def _add_to_queries(
         variances += multiply_slope(moved, np.square(factor))
         if not roundings.delta_of_out:  # D moves with weights and products: k - mean, not k
             whole, part = np.sum(moved, -1, keepdims=True), (moved * factor) @ k
-            sum_.variance += mean * mean * whole - 2 * mean * part
+            sum_.variance += sum_.square(mean) * whole - sum_.cross(mean, part)
     if roundings.kept:
         rounding = copies * x.p_variance
         sum_.variance += (rounding * np.square(apart * x.slope)) @ squares
         if not roundings.delta_of_out:
             both, again = rounding * x.t * apart * x.slope, rounding * x.t * x.t
-            sum_.variance += mean * mean * np.sum(again, -1, keepdims=True) - 2 * mean * (both @ k)
+            whole, part = np.sum(again, -1, keepdims=True), both @ k
+            sum_.variance += sum_.square(mean) * whole - sum_.cross(mean, part)
     sum_.variance += variances @ squares
     sum_.add(x.s, x.near_s, x.s_bound, x.s_flushed, k, to)
 
@@ -457,7 +503,7 @@ def _add_to_keys(
         for variance, factor in x.moves():
             variances += variance * np.square(apart * factor)
     variances *= saved.copies[i, None]
-    sum_.variance += np.maximum(variances, 0.0).T @ (q * q)
+    sum_.variance += np.maximum(variances, 0.0).T @ sum_.square(q)
     sum_.add(x.s.T, x.near_s.T, x.s_bound.T, x.s_flushed.T, q, to)
 
 
@@ -467,7 +513,7 @@ def _add_to_values(
     g = back.d_out[i]
     shared = (saved.scores_variance + saved.lse_variance)[i, None]
     variances = x.p_variance + x.p * x.p * (x.log_variance + shared)
-    sum_.variance += (saved.copies[i, None] * variances).T @ (g * g)
+    sum_.variance += (saved.copies[i, None] * variances).T @ sum_.square(g)
     sum_.add(x.p.T, x.near_p.T, x.p_bound.T, x.p_flushed.T, g, to)
 
 
@@ -476,6 +522,9 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     roundings, scale = sum_.roundings, sum_.scale
     unit = roundings.accumulate.unit
     variance = sum_.variance
+    if sum_.together:
+        variance = variance[:, :: variance.shape[1] // sum_.total.shape[1] + 1]  # the diagonal
+    variance = variance + sum_.own
     if roundings.scores_matter:
         variance = variance + (RMS * unit) ** 2 * (sum_.running + sum_.total * sum_.total)
     else:  # a trifle: each running sum taken as large as the last

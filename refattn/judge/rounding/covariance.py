@@ -18,11 +18,9 @@ import numpy.typing as npt
 
 from ...arrays.library import Doubles
 from .head import SoftmaxHead, scan_tiles
-from .roundings import RMS, WORST, Roundings, RowErrors
+from .roundings import LEAST_OWN, RMS, WORST, Roundings, RowErrors
 from .softmax import size_of_log
 from .weight_errors import relative_variance
-
-_LEAST_OWN = 1e-6  # of the variance of a column, which it has of its own, at least
 
 
 def covariance(
@@ -75,7 +73,7 @@ def covariance(
     alone += noise * out * out - 2 * moved * out
     factor = _factor_variance(head, roundings, rows, worst)
     alone += 0.0 if worst else factor[:, None] * out * out
-    rest = np.maximum(np.square(rows.worst if worst else rows.std) - alone, _LEAST_OWN * alone)
+    rest = np.maximum(np.square(rows.worst if worst else rows.std) - alone, LEAST_OWN * alone)
     out, moved = out @ directions, moved @ directions
     # Errors of scores move the normaliser, too: about v - out, where rounded weights are about v.
     cross = moved[:, :, None] * out[:, None, :]

@@ -24,6 +24,7 @@ RMS = math.sqrt(1 / (8 * math.log(2)))
 # For the least favourable digits, x = 1: there h is widest for the size of x, 2 u / sqrt(12). The
 # digits of given arrays are not random, so tests, which must hold for all digits, take this one.
 WORST = 1 / math.sqrt(3) / RMS
+LEAST_OWN = 1e-6  # of the variance of a column, which it has of its own, at least
 BIAS = 1 / 16  # of the largest error of an exponential, that its errors have in common
 _TRIFLE = 2.0**10  # what is so much smaller need not be known to be exact
 SURE = 5.0  # standard deviations beyond which roundings are tied to each other

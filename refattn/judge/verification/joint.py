@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arrays.library import Doubles
+from ..rounding import backward
 from ..rounding.covariance import bound_covariance, distinct_columns
 from ..rounding.problems import Index, Problem
-from ..rounding.roundings import Roundings
+from ..rounding.roundings import Roundings, RowErrors
 from ..rounding.softmax import analyse_softmax
 from .evidence import log_chernoff
 from .findings import Numbers, WrongRow
@@ -44,11 +45,9 @@ def test_rows(
 
     Return mean squares, and logs of p-values; where nothing is known of a row both are 0.
     """
-    head, i = problem.head(index).take_queries(rows), slice(0, len(rows))
-    law = analyse_softmax(head, roundings, i)
+    law, covariances, columns = _find_law(problem, roundings, index, rows)
     errors = law.errors(numbers.out(index)[rows])
-    columns = distinct_columns(head.v)
-    covariances = bound_covariance(head, roundings, i, law)[:, columns][..., columns]
+    covariances = covariances[:, columns][..., columns]
     low, high = (x[:, columns] for x in law.span_rounding())
     squares = np.zeros(len(rows))
     known = np.all(np.isfinite(law.worst) & np.isfinite(errors), -1)
@@ -56,6 +55,23 @@ def test_rows(
         some = (x[known] for x in (covariances, errors[:, columns], low, high))
         squares[known] = least_squares(*some) / len(columns)
     return squares, np.asarray(log_chernoff(squares, len(columns)))
+
+
+def _find_law(
+    problem: Problem, roundings: Roundings, index: Index, rows: npt.NDArray[np.int64]
+) -> tuple[RowErrors, Doubles, npt.NDArray[np.int64]]:
+    """Return the laws of columns, their covariances, and which of them differ."""
+    if problem.gradient is None:
+        head, i = problem.head(index).take_queries(rows), slice(0, len(rows))
+        law = analyse_softmax(head, roundings, i)
+        return law, bound_covariance(head, roundings, i, law), distinct_columns(head.v)
+    of, saved = problem.gradient.of, problem.gradient.saved(index, roundings)
+    laws, covariances = zip(
+        *(backward.bound_covariance(saved, roundings, of, slice(i, i + 1)) for i in rows.tolist()),
+        strict=True,
+    )
+    tokens = backward.list_tokens([back for back, _ in saved], of)
+    return RowErrors.join(laws), np.concatenate(covariances), distinct_columns(tokens)
 
 
 def test_each(

@@ -66,6 +66,7 @@ def attempt(
         few = {x: f for x, f in changes.items() if x == "scale"}
         rest = problem._replace(blocks=look.rest)
         sweep(rest, dtype, profile, errors.add_few, few, look.exact)
+    squares, count = errors.square, errors.rows
     if not rows_apart:  # rows of a head are one witness, as they share roundings
         errors.merge_rows()
     elements = float(errors.elements)
@@ -80,12 +81,11 @@ def attempt(
         if min((x.log_p for x in (*raw, *directions)), default=0.0) >= look.enough:
             raw += _test_loud_tiles(errors, problem.read_by(profile), roundings)
     find: Callable[[], Sequence[WrongRow]] = list
-    if problem.is_mean:
+    if problem.kind == "scores":
         read = problem.read_by(profile)
-        squares = errors.square, errors.peak
-        find = cache(partial(find_wrong, read, numbers, roundings, *squares))
+        find = cache(partial(find_wrong, read, numbers, roundings, squares, errors.peak))
         if min((x.log_p for x in (*raw, *directions)), default=0.0) >= _NEEDS_NO_OTHER:
-            raw += _test_rows(errors, find())
+            raw += _test_rows(find(), count)
     # All tests of a profile share alpha. A p-value of e^-700 is as good as 0, and not 0 in float64.
     adjusted = stats.holm([math.exp(max(x.log_p, -700.0)) for x in (*raw, *directions)])
     outcomes = sorted(zip((*raw, *directions), adjusted, strict=True), key=lambda x: x[0].log_p)
@@ -226,10 +226,10 @@ def _test_sizes(errors: HeadSums, elements: float) -> Iterator[_Outcome]:
     )
 
 
-def _test_rows(errors: HeadSums, wrong: Sequence[WrongRow]) -> Iterator[_Outcome]:
-    """Test the row that is the least likely."""
+def _test_rows(wrong: Sequence[WrongRow], count: int) -> Iterator[_Outcome]:
+    """Test the row that is the least likely of so many."""
     if wrong:
-        log_p = _correct_for_tries(wrong[0].log_p, errors.rows)
+        log_p = _correct_for_tries(wrong[0].log_p, count)
         yield _Outcome("row", log_p, wrong[0].square, name_row(wrong[0].at))
 
 
