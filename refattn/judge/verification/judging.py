@@ -43,6 +43,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -473,8 +474,7 @@ def _judge_gradients(
             for name in units:
                 add_unit(case.profiles, name)
         name = _agree(worst_first, units)
-    for at in range(1, len(cases)):
-        name = name or _agree(worst_first[at:], names)
+    name = name or _agree_without_some(worst_first, names)
     name = name or min(names, key=lambda x: sum(y.is_rejected(x) for y in cases.values()))
     return {x: case.conclude(name) for x, case in cases.items()}
 
@@ -489,6 +489,21 @@ def _agree(cases: Sequence[_Case], names: Sequence[str]) -> str:
     found = sorted(names, key=rank)
     left = (x for x in found if not any(y.is_out(x) or y.glance(x) for y in cases))
     return next((x for x in left if not any(y.rejects(x) for y in cases)), "")
+
+
+def _agree_without_some(cases: Sequence[_Case], names: Sequence[str]) -> str:
+    """Find the profile that explains parts but as few as can be, and is likeliest for all parts.
+
+    In a likelihood a wrong row costs little: rows that are right tell of which parts they are.
+    """
+    for left in range(len(cases) - 1, 0, -1):
+        found = {_agree(some, names) for some in combinations(cases, left)} - {""}
+        if found:
+            for case in cases:
+                if not found <= {*case.fits}:
+                    case.compare(names)
+            return min(found, key=lambda x: sum(case.fits[x].against for case in cases))
+    return ""
 
 
 def _share_evidence(cases: Sequence[_Case], names: Sequence[str]) -> None:

@@ -359,9 +359,7 @@ def _log_ratios(
     return np.where(np.any(both, -1), bet + (own / square + np.log(square)) / 2, 0.0)
 
 
-def _find_unmoved(
-    head: SoftmaxHead, i: slice, to: Format, lse: Doubles
-) -> npt.NDArray[np.bool_]:
+def _find_unmoved(head: SoftmaxHead, i: slice, to: Format, lse: Doubles) -> npt.NDArray[np.bool_]:
     """Find queries of which roundings move no score, but those of keys that hardly count."""
     moved = np.zeros(i.stop - i.start)
     base = np.where(np.isfinite(lse), lse, 0.0)[:, None]
