@@ -84,15 +84,15 @@ class _GradientSum:
         scale: float,
         copies: float,
         rounded: Format | None = None,
-        together: bool = False,
+        directions: Doubles | None = None,
     ) -> None:
-        self.roundings, self.scale, self.together = roundings, scale, together
+        self.roundings, self.scale, self.directions = roundings, scale, directions
         self.dropped = rounded if rounded is not None and rounded.truncated else None
         unit = None if rounded is None else roundings.unit
         self.copies = copies  # of a term, at most: they are rounded alike
         shape = rows, columns
         self.total, self.near, self.sizes = (np.zeros(shape) for _ in range(3))
-        self.variance = self.square(np.zeros(shape))  # or covariances, (rows, columns^2)
+        self.variance = self.square(np.zeros(shape))
         self.own, self.running, self.moved = (np.zeros(shape) for _ in range(3))
         self.flushed, self.known = np.zeros(shape), np.zeros(shape)
         self.rounded, self.again = np.zeros(shape), np.zeros(shape)  # by head, and sums of heads
@@ -101,15 +101,18 @@ class _GradientSum:
         self.cuts = None if unit is None else CutSum(unit, rows, columns)
 
     def square(self, x: Doubles) -> Doubles:
-        """Multiply each number of a row by itself, or, for covariances, by all of its row."""
-        return self.cross(x, x) / 2 if self.together else x * x
+        """Square the numbers of each row; beside them, the products of those along directions."""
+        return self.cross(x, x) / 2
 
     def cross(self, x: Doubles, y: Doubles) -> Doubles:
         """Multiply two rows likewise, both ways."""
-        if not self.together:
-            return 2 * x * y
+        columns = 2 * x * y
+        if self.directions is None:
+            return columns
+        x, y = x @ self.directions, y @ self.directions
         products = x[:, :, None] * y[:, None, :]
-        return (products + np.swapaxes(products, 1, 2)).reshape(len(x), -1)
+        products += np.swapaxes(products, 1, 2).copy()
+        return np.concatenate([columns, products.reshape(len(x), -1)], -1)
 
     def add(
         self,
@@ -317,27 +320,34 @@ def analyse_gradient(
     return RowErrors.join([_close_sum(*_sum_rows(backs, roundings, of, i)) for i in cut])
 
 
-def bound_covariance(
-    backs: Sequence[tuple[BackwardHead, Saved]], roundings: Roundings, of: str, rows: slice
-) -> tuple[RowErrors, Doubles]:
-    r"""Analyse few rows, and bound the covariances of their columns, (rows, columns, columns).
+def gradient_covariance(
+    backs: Sequence[tuple[BackwardHead, Saved]],
+    roundings: Roundings,
+    of: str,
+    rows: slice,
+    directions: Doubles,
+    worst: bool = True,
+) -> tuple[Doubles, Doubles]:
+    r"""Find the covariances of errors of few rows along directions (columns, r): (rows, r, r).
 
-    Errors of weights and products move all columns of a row, by the tokens: where a variance is a
-    sum of :math:`\sigma_{ij}^2 k_{jc}^2`, the covariance is that of
-    :math:`\sigma_{ij}^2 k_j k_j^T`. What else the largest variances have is each column's own.
+    They are in two parts. Errors of weights and products move all columns of a row, by the tokens:
+    where a variance is a sum of :math:`\sigma_{ij}^2 k_{jc}^2`, the covariance is that of
+    :math:`\sigma_{ij}^2 k_j k_j^T`. What else the variances have is each column's own.
     """
-    sum_, tangents = _sum_rows(backs, roundings, of, rows, together=True)
-    law = _close_sum(sum_, tangents)
-    together = (WORST * sum_.scale) ** 2 * sum_.variance.reshape(*law.out.shape, -1)
-    diagonal = np.diagonal(together, axis1=1, axis2=2)
-    own = np.maximum(np.square(law.worst) - diagonal, LEAST_OWN * diagonal)
-    return law, together + own[:, :, None] * np.eye(own.shape[1])
+    sum_, tangents = _sum_rows(backs, roundings, of, rows, directions, worst)
+    law, (_, r) = _close_sum(sum_, tangents), directions.shape
+    found = (WORST if worst else 1.0) ** 2 * sum_.scale**2 * sum_.variance
+    variances, together = np.split(found, [len(directions)], -1)
+    size = np.square(law.worst if worst else law.std)
+    rest = np.maximum(size - variances, LEAST_OWN * variances)  # inf where there is no law
+    own = np.einsum("cr,ic,cs->irs", directions, rest, directions, optimize=True)
+    return together.reshape(-1, r, r), own
 
 
-def list_tokens(backs: Sequence[BackwardHead], of: str) -> Doubles:
+def list_summed(backs: Sequence[BackwardHead], of: str) -> Doubles:
     """List what rows of the gradient are sums of: keys, queries, or derivatives to the output."""
-    tokens = {"dq": lambda x: x.head.k, "dk": lambda x: x.head.q, "dv": lambda x: x.d_out}[of]
-    return np.concatenate([tokens(x) for x in backs])
+    tokens = [{"dq": x.head.k, "dk": x.head.q, "dv": x.d_out}[of] for x in backs]
+    return np.concatenate(tokens)
 
 
 def _sum_rows(
@@ -345,7 +355,8 @@ def _sum_rows(
     roundings: Roundings,
     of: str,
     rows: slice,
-    together: bool = False,
+    directions: Doubles | None = None,
+    worst: bool = False,
 ) -> tuple[_GradientSum, dict[str, Doubles]]:
     """Sum what so few rows are made of that pairs of them with some tokens are held in the cache.
 
@@ -358,7 +369,7 @@ def _sum_rows(
     most = float(np.max(copies, initial=1.0))
     rounded = roundings.weights if of == "dv" else roundings.d_scores
     shape = rows.stop - rows.start, columns
-    sum_ = _GradientSum(*shape, roundings, scale, most, rounded, together)
+    sum_ = _GradientSum(*shape, roundings, scale, most, rounded, directions)
     has_sinks = any(back.head.sink is not None for back, _ in backs)
     names = list_directions(of, backs[0][0].head.softcap is not None, has_sinks)
     tangents = {x: np.zeros_like(sum_.total) for x in names}
@@ -372,6 +383,7 @@ def _sum_rows(
             for j in head.blocks(size):
                 x = analyse_pairs(back, saved, roundings, rows, j, of)
                 if x is not None:
+                    x = x.with_known_digits(roundings) if worst else x
                     rounded = None if head.is_sink(j) else to  # a sink adds 0
                     _add_to_queries(sum_, x, saved, rows, head.k[j], copies[j], rounded)
                     for name, y in _list_tangents(x, back, saved, roundings, rows, names):
@@ -388,6 +400,7 @@ def _sum_rows(
             for i in (y for x in saved_blocks for y in blocks(x.start, x.stop, size)):
                 x = analyse_pairs(back, saved, roundings, i, rows, of)
                 if x is not None:
+                    x = x.with_known_digits(roundings) if worst else x
                     (_add_to_keys if of == "dk" else _add_to_values)(sum_, x, back, saved, i, to)
                     if of == "dv":
                         tangents["scale"] += x.p_scale.T @ back.d_out[i]
@@ -521,10 +534,7 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     """Multiply the sums by the scale, round them, and return their law."""
     roundings, scale = sum_.roundings, sum_.scale
     unit = roundings.accumulate.unit
-    variance = sum_.variance
-    if sum_.together:
-        variance = variance[:, :: variance.shape[1] // sum_.total.shape[1] + 1]  # the diagonal
-    variance = variance + sum_.own
+    variance = sum_.variance[:, : sum_.total.shape[1]] + sum_.own
     if roundings.scores_matter:
         variance = variance + (RMS * unit) ** 2 * (sum_.running + sum_.total * sum_.total)
     else:  # a trifle: each running sum taken as large as the last

@@ -11,7 +11,7 @@ import numpy as np
 from ...arrays.library import Doubles
 from .formats import Format
 from .head import SoftmaxHead, Tile, scan_tile
-from .roundings import RMS, Roundings, is_power_of_two
+from .roundings import RMS, WORST, Roundings, is_power_of_two
 from .saved import (
     BLOCK_QUERIES,
     BackwardHead,
@@ -24,6 +24,8 @@ from .saved import (
 )
 from .shares import find_log_errors
 from .weight_errors import cap_error, cap_variance
+
+_MUCH = 2.0**8  # times the unit of sums
 
 
 class PairErrors(NamedTuple):
@@ -56,6 +58,26 @@ class PairErrors(NamedTuple):
         else:
             yield size * (self.log_variance - self.cap_variance), self.slope
             yield size * self.cap_variance, self.bent
+
+    def with_known_digits(self, roundings: Roundings) -> PairErrors:
+        """Divide variances by what the least favourable digits add where digits are known.
+
+        Those are of numbers that are rounded to a type which is much narrower than that of sums:
+        the exact numbers are known far better than their spacings.
+        """
+
+        def by(to: Format | None) -> float:
+            known = to is not None and to.unit > _MUCH * roundings.accumulate.unit
+            return WORST**-2 if known else 1.0
+
+        of_scores, cap = by(roundings.scores), self.cap_variance
+        return self._replace(
+            log_variance=of_scores * self.log_variance,
+            cap_variance=None if cap is None else of_scores * cap,
+            p_variance=by(roundings.weights) * self.p_variance,
+            t_variance=by(roundings.d_weights) * self.t_variance,
+            s_variance=by(roundings.d_scores) * self.s_variance,
+        )
 
 
 def scaled_spacing(to: Format, x: Doubles, scale: float) -> Doubles:

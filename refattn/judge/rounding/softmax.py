@@ -198,7 +198,7 @@ def begin_bound(
 def variance_of_maxima(
     head: SoftmaxHead, roundings: Roundings, i: slice, rows: RowErrors
 ) -> tuple[Doubles, Doubles]:
-    r"""Return the variance that a running maximum may spare a fused kernel, and that of all weights.
+    r"""Return the variances that a running maximum may spare a kernel, and of all weights.
 
     Both are arrays (b, d_v).
 

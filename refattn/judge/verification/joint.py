@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arrays.library import Doubles
-from ..rounding import backward
-from ..rounding.covariance import bound_covariance, distinct_columns
+from ..rounding.backward import gradient_covariance, list_summed
+from ..rounding.covariance import covariance, distinct_columns
 from ..rounding.problems import Index, Problem
 from ..rounding.roundings import Roundings, RowErrors
 from ..rounding.softmax import analyse_softmax
@@ -45,9 +45,9 @@ def test_rows(
 
     Return mean squares, and logs of p-values; where nothing is known of a row both are 0.
     """
-    law, covariances, columns = _find_law(problem, roundings, index, rows)
+    columns = distinct_columns(list_tokens(problem, index))
+    law, covariances = _find_laws(problem, roundings, index, rows, columns)
     errors = law.errors(numbers.out(index)[rows])
-    covariances = covariances[:, columns][..., columns]
     low, high = (x[:, columns] for x in law.span_rounding())
     squares = np.zeros(len(rows))
     known = np.all(np.isfinite(law.worst) & np.isfinite(errors), -1)
@@ -57,21 +57,48 @@ def test_rows(
     return squares, np.asarray(log_chernoff(squares, len(columns)))
 
 
-def _find_law(
-    problem: Problem, roundings: Roundings, index: Index, rows: npt.NDArray[np.int64]
-) -> tuple[RowErrors, Doubles, npt.NDArray[np.int64]]:
-    """Return the laws of columns, their covariances, and which of them differ."""
+def find_covariance(
+    problem: Problem,
+    index: Index,
+    roundings: Roundings,
+    i: slice,
+    rows: RowErrors,
+    directions: Doubles,
+    worst: bool = False,
+) -> tuple[Doubles, Doubles]:
+    """Find covariances of rows along directions: of what they have in common, and of the rest."""
+    if problem.gradient is None:
+        return covariance(problem.head(index), roundings, i, rows, directions, worst)
+    saved = problem.gradient.saved(index, roundings)
+    return gradient_covariance(saved, roundings, problem.gradient.of, i, directions, worst)
+
+
+def list_tokens(problem: Problem, index: Index) -> Doubles:
+    """List what rows of a head are sums of: values, or what gradients are sums of."""
+    if problem.gradient is None:
+        return np.asarray(problem.read(index)["v"])
+    return list_summed(problem.gradient.backs(index), problem.gradient.of)
+
+
+def _find_laws(
+    problem: Problem,
+    roundings: Roundings,
+    index: Index,
+    rows: npt.NDArray[np.int64],
+    columns: npt.NDArray[np.int64],
+) -> tuple[RowErrors, Doubles]:
+    """Return the laws of rows, and the covariances of some columns at the least favourable."""
+    along = np.eye(problem.shape[2])[:, columns]
     if problem.gradient is None:
         head, i = problem.head(index).take_queries(rows), slice(0, len(rows))
         law = analyse_softmax(head, roundings, i)
-        return law, bound_covariance(head, roundings, i, law), distinct_columns(head.v)
-    of, saved = problem.gradient.of, problem.gradient.saved(index, roundings)
-    laws, covariances = zip(
-        *(backward.bound_covariance(saved, roundings, of, slice(i, i + 1)) for i in rows.tolist()),
-        strict=True,
-    )
-    tokens = backward.list_tokens([back for back, _ in saved], of)
-    return RowErrors.join(laws), np.concatenate(covariances), distinct_columns(tokens)
+        return law, np.add(*covariance(head, roundings, i, law, along))
+    laws, covariances = [], []
+    for i in (slice(x, x + 1) for x in rows.tolist()):
+        laws.append(problem.analyse(index, roundings, i))
+        found = find_covariance(problem, index, roundings, i, laws[-1], along, worst=True)
+        covariances.append(np.add(*found))
+    return RowErrors.join(laws), np.concatenate(covariances)
 
 
 def test_each(
@@ -140,8 +167,8 @@ def find_wrong(
         means[head, rows] = np.where(surer, of_rows, means[head, rows])
         found[head, rows] = np.fmin(found[head, rows], log_p)
     places = zip(*np.nonzero(found < 0), strict=True)
-    rows = [
+    wrong = [
         WrongRow((*problem.index_of(int(h)), int(i)), float(means[h, i]), float(found[h, i]))
         for h, i in places
     ]
-    return sorted((x._replace(log_p=x.log_p + math.log(2)) for x in rows), key=lambda x: x.log_p)
+    return sorted((x._replace(log_p=x.log_p + math.log(2)) for x in wrong), key=lambda x: x.log_p)

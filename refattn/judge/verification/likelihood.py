@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -36,16 +37,17 @@ import numpy.typing as npt
 
 from ...arrays.library import Doubles
 from ...arrays.threads import for_each
-from ..rounding.covariance import covariance, distinct_columns
+from ..rounding.covariance import distinct_columns
 from ..rounding.formats import Format
 from ..rounding.head import CACHED_PAIRS, SoftmaxHead, scan_tiles, score_tile
 from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
-from ..rounding.roundings import WORST, Roundings, RowErrors
+from ..rounding.roundings import WORST, RowErrors
 from ..rounding.softmax import variance_of_maxima
 from .evidence import log_chernoff
 from .findings import Numbers
 from .head_sums import RowWeights
+from .joint import find_covariance, list_tokens
 from .z_scores import LseErrors, subtract_rounding
 
 _LEAST = WORST / 2  # factor of standard deviations, for the most favourable leading digits
@@ -99,19 +101,20 @@ class _Law(NamedTuple):
     @classmethod
     def of(
         cls,
-        head: SoftmaxHead,
-        roundings: Roundings,
-        i: slice,
         rows: RowErrors,
         errors: Doubles,
         directions: Doubles,
+        find: Callable[[], tuple[Doubles, Doubles]],
     ) -> _Law:
-        """Find the law of the errors of the queries i."""
+        """Find the law of the errors of rows, with what finds their covariances along directions.
+
+        These are in two parts, of which the second is what columns have of their own.
+        """
         known = np.all(np.isfinite(rows.std) & np.isfinite(errors), -1)
         squares, weights = np.full((2, len(errors), directions.shape[1]), math.nan)
         logs = np.full(len(errors), math.nan)
         if known.any():
-            together, own = covariance(head, roundings, i, rows, directions, worst=False)
+            together, own = find()
             known &= np.all(np.isfinite(together) & np.isfinite(own), (1, 2))
             known &= np.all(np.diagonal(own, axis1=1, axis2=2) > 0, -1)
         if known.any():
@@ -222,7 +225,7 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
     parts: list[tuple[Any, ...]] = []
     problem, weights, roundings = known.problem, known.of(profile), profile.roundings(dtype)
     read = problem.read_by(profile)
-    joint = problem.kind == "scores" and problem.is_mean and problem.shape[2] > 0
+    joint = problem.kind == "scores" and problem.shape[2] > 0
     rows_of_head = np.zeros(len(weights))
     for index, i in problem.items():
         rows_of_head[problem.number(index)] += i.stop - i.start
@@ -245,9 +248,9 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
         still: tuple[Any, ...] = square, logs, least
         law = still_law = None
         if joint:
-            head = read.head(index)
-            along = _draw_directions(problem.read(index)["v"])
-            law = still_law = own = _Law.of(head, roundings, i, rows, error, along)
+            along = _draw_directions(read, index)
+            find = partial(find_covariance, read, index, roundings, i, rows, along)
+            law = still_law = own = _Law.of(rows, error, along, find)
         if problem.is_mean and roundings.scores is not None:
             unmoved = _find_unmoved(read.head(index), i, roundings.scores, rows.lse)[:, None]
             if unmoved.any():
@@ -256,7 +259,8 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
                 still = (*still[:2], np.minimum(_mean(still[2]), _LEAST**2))
                 if joint:
                     exact = roundings._replace(scores=None)
-                    other = _Law.of(head, exact, i, others, error, along)
+                    find = partial(find_covariance, read, index, exact, i, others, along)
+                    other = _Law.of(others, error, along, find)
                     still_law = own.where(unmoved[:, 0], other)
         if problem.is_mean and roundings.weights is not None and not roundings.normalised:
             spared, whole = variance_of_maxima(read.head(index), roundings, i, rows)
@@ -300,13 +304,14 @@ def _stack_laws(laws: Sequence[_Law]) -> _Law:
     return _Law(*(np.concatenate([widen(y, 0.0) for y in x]) for x in zip(*laws, strict=True)))
 
 
-def _draw_directions(v: Doubles) -> Doubles:
-    """Draw directions at random, among columns of values that differ, in which all count alike."""
-    columns = distinct_columns(v)
+def _draw_directions(problem: Problem, index: Index) -> Doubles:
+    """Draw directions at random, among columns that differ, in which all of these count alike."""
+    tokens = list_tokens(problem, index)
+    columns = distinct_columns(tokens)
     count = min(_ALONG, len(columns))
-    directions = np.zeros((v.shape[1], count))
+    directions = np.zeros((problem.shape[2], count))
     drawn = np.random.default_rng(0).standard_normal((len(columns), count))
-    sizes = np.max(np.abs(v[:, columns]), 0, initial=0.0)
+    sizes = np.max(np.abs(tokens[:, columns]), 0, initial=0.0)
     directions[columns] = np.linalg.qr(drawn)[0] / np.where(sizes > 0, sizes, 1.0)[:, None]
     return directions
 

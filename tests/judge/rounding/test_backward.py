@@ -14,6 +14,7 @@ from refattn.judge.rounding.backward import (
     _close_sum,
     _GradientSum,
     analyse_gradient,
+    gradient_covariance,
     variance_along,
 )
 from refattn.judge.rounding.formats import FORMATS
@@ -523,6 +524,40 @@ def test_the_variance_of_each_element(of, kept):
     ds = p * (t - np.sum(p * t, -1, keepdims=True)) * 6**-0.5
     found = {"dq": ds @ k, "dk": ds.swapaxes(1, 2) @ q, "dv": rounded.swapaxes(1, 2) @ g}[of]
     assert 0.95 < np.mean(np.var(found, 0) / rows.std**2) < 1.05
+    # Along directions, too: all columns of a row move together, by the tokens.
+    along, every = rng.standard_normal((6, 2)), slice(0, one.shape[0])
+    rest = profile.roundings("bfloat16"), of, every
+    saved = one.gradient.saved((), rest[0])
+    covariances, spread = np.add(*gradient_covariance(saved, *rest, along, worst=False)), []
+    for drawn, expected in zip((found @ along).swapaxes(0, 1), covariances, strict=True):
+        spread.append(np.linalg.eigvals(np.linalg.solve(expected, np.cov(drawn.T))).real)
+    assert 0.95 < np.mean(spread) < 1.05
+    assert np.max(spread) < 1.4
+
+
+@pytest.mark.parametrize("of", NAMES)
+@pytest.mark.parametrize("name", ["flash", "eager", "flash-32", "math"])
+@np.errstate(all="ignore")
+def test_covariances_along_columns_are_variances(of, name):
+    """Known digits make the largest variances smaller, and never those of unknown ones."""
+    q, k, v, g = np.random.default_rng(7).standard_normal((4, 40, 5))
+    roundings, rows = PROFILES[name].roundings("bfloat16"), slice(3, 9)
+    one = gradient(of, q, k=k, v=v, g=g, causal=True)
+    law, saved = one.analyse((), roundings, rows), one.gradient.saved((), roundings)
+    usual, most = (
+        np.diagonal(
+            np.add(*gradient_covariance(saved, roundings, of, rows, np.eye(5), worst)),
+            axis1=1, axis2=2,
+        )
+        for worst in (False, True)
+    )  # fmt: skip
+    np.testing.assert_allclose(usual, law.std**2, rtol=1e-5)
+    known = np.isfinite(most)
+    assert np.mean(known) > 0.8
+    assert np.all((most <= law.worst**2 * (1 + 1e-5))[known])
+    assert np.all((most >= law.std**2)[known])
+    if name == "math":
+        np.testing.assert_allclose(most, law.worst**2, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["flash", "eager"])
@@ -636,7 +671,7 @@ def test_running_sums_are_rounded_before_more_is_added():
     sum_ = sum_of(roundings, 2.0, total=0.99, near=0.99, moved=0.02, terms=1)
     sum_.add(one, one, 0 * one, 0 * one, one, to)
     assert sum_.near.item() == to.round(1.98) / 2 + 1
-    assert sum_.variance.item() == pytest.approx(slow.uniform(slow.step(to, 1.98) / 2))
+    assert sum_.own.item() == pytest.approx(slow.uniform(slow.step(to, 1.98) / 2))
     assert sum_.moved.item() == pytest.approx(0.02 + slow.step(to, 2.02) / 4, rel=1e-6)
 
 

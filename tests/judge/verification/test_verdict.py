@@ -612,7 +612,7 @@ OF_ALL = {
         {"dv f": -1.0}, "", "dk m dk f dk u", "dq f dk f dq m dk m dq u dk u dv f", "f",
     ),
     "none explains two": (
-        {}, "", "dq m dq f dk u dv u", "dq m dq f dq u dk u dk m dv m", "m",
+        {}, "", "dq m dq f dk u dv u", "dq m dq f dq u dk u dv u dk m dv m", "m",
     ),
     "all but one are ruled out": (
         {"dq u": 9.0}, "dq m dq f", "", "dq u dk u dv u", "u",
