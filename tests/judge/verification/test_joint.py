@@ -13,6 +13,7 @@ from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.problems import pose_arrays
 from refattn.judge.verification import joint
 from refattn.judge.verification.findings import Numbers
+from tests.judge.rounding import rounded
 from tests.judge.rounding.rounded import ALARM, Case, Noise, Steps, of_heads, stepwise
 
 SIZES = {  # tokens, head size, mean of the values, factor of queries, causal
@@ -155,3 +156,39 @@ def test_repeated_columns_are_no_evidence():
         out, _ = of_heads(name, q, k, v, "bfloat16")
         found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile=name)
         assert (found.verdict, found.rows) == ("PASS", ())
+
+
+def backward(name, seed=0, heads=2, n=96, d=32):
+    rng, to = np.random.default_rng(seed), FORMATS["bfloat16"].round
+    q, k, v, g = (to(rng.standard_normal((heads, n, d))) for _ in range(4))
+    given = {"q": q, "k": k, "v": v, "d_out": g, "dtype": "bfloat16", "causal": True}
+    return given, rounded.made(name, q, k, v, g, "bfloat16", causal=True)
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(40, marks=pytest.mark.long)])
+@pytest.mark.parametrize("of", ["dq", "dk", "dv"])
+@pytest.mark.parametrize("name", ["flash", "eager", "math"])
+def test_right_rows_of_gradients_are_rejected_no_more_often_than_they_may(name, of, rounds):
+    roundings, p = PROFILES[name].roundings("bfloat16"), []
+    for seed in range(rounds):
+        given, got = backward(name, seed, heads=1, n=48, d=16)
+        problem = rounded.gradient(
+            of, *(given[x][0] for x in ("q", "k", "v", "d_out")), causal=True
+        )
+        numbers = Numbers(lambda _, x=got[of][0]: x, "bfloat16")
+        with np.errstate(all="ignore"):
+            p.append(np.exp(joint.test_rows(problem, numbers, roundings, (), np.arange(48))[1]))
+    p = np.concatenate(p)
+    for level in (0.5, 0.1, 1e-2, 1e-3, 1e-4):
+        assert np.sum(p <= level) <= stats.binom.isf(ALARM, len(p), level), level
+
+
+@pytest.mark.parametrize("of", ["dq", "dk", "dv"])
+def test_a_wrong_row_of_a_gradient_is_named_and_no_other(of):
+    """One of 128 that is two spacings too large, at least, where the output is right."""
+    given, got = backward("upcast", n=64, d=16)
+    to = FORMATS["bfloat16"]
+    got[of][1, 50] = to.round(got[of][1, 50] * (1 + 4 * to.unit))
+    found = verify(**given, **got, profile="upcast")
+    assert {x: y.verdict for x, y in found.parts.items() if y.verdict != "PASS"} == {of: "FAIL"}
+    assert [x for x, _ in found.parts[of].rows] == [(1, 50)]
