@@ -273,10 +273,12 @@ class _Case:
         suspects, remarks = best.suspects, list(list_remarks(problem, numbers.out))
         remarks += [] if best.known else remark_beyond(problem)
         blind: list[str] = []
+        wrong = _name_wrong(best, self.alpha) if failed else ()
         if failed:
             # A defect of a few rows is lost among all: it is measured on the worst of them.
             if problem.is_mean and best.loud:
-                suspects = self.attempt(name, best.loud).suspects
+                named = [x for x in best.loud if any(_is_within(x, at) for at, _ in wrong)]
+                suspects = self.attempt(name, tuple(named) or best.loud).suspects
             remarks += [
                 *suspect_narrower(problem, dtype),
                 *_suspect_float32(problem, numbers, dtype, self.alpha),
@@ -318,7 +320,7 @@ class _Case:
             blind=tuple(blind),
             element=best.element,
             idle=len(best.idle),
-            rows=_name_wrong(best, self.alpha) if failed else (),
+            rows=wrong,
         )
 
     def _list_blind(self, profile: Profile) -> list[str]:
@@ -527,6 +529,12 @@ def _name_wrong(trial: ProfileTrial, alpha: float) -> tuple[tuple[Index, float],
             break
         found.append((row.at, p))
     return tuple(found)
+
+
+def _is_within(block: tuple[Index, slice], at: Index) -> bool:
+    """Tell whether a row is one of a block."""
+    head, i = block
+    return at[:-1] == head and i.start <= at[-1] < i.stop
 
 
 def _remark_idle(rows: Sequence[Index]) -> list[str]:
