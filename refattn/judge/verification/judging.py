@@ -70,7 +70,7 @@ from .empty_rows import describe_idle
 from .findings import Finding, Numbers, Part, ProfileTrial, weaken
 from .head_sums import RowWeights
 from .joint import test_each
-from .likelihood import ALIKE, Fit, compare
+from .likelihood import ALIKE, Fit, Sample, compare
 from .looks import (
     Blocks,
     Look,
@@ -125,6 +125,7 @@ class _Case:
         self.problem = part.problem.looked_at(choose_blocks(part.problem, asked.everything))
         self.weights = RowWeights(self.problem, asked.dtype)
         self.fits: dict[str, Fit] = {}
+        self.looks: dict[Profile, Sample] = {}
         self.screened: dict[str, float] = {}  # p-values of profiles on some rows
         self.glanced: dict[str, float] = {}  # likewise: tests of their own if they are sure
         self.trials: dict[str, ProfileTrial] = {}
@@ -136,7 +137,7 @@ class _Case:
         chosen = {x: self.profiles[x] for x in names}
         some = choose_compared(self.problem)
         weights = self.weights.of_rows(some)
-        self.fits = compare(some, self.numbers, self.dtype, chosen, weights)
+        self.fits = compare(some, self.numbers, self.dtype, chosen, weights, self.looks)
         self.seconds += time.perf_counter() - start
 
     @property
