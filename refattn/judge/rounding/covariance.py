@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from ...arrays.library import Doubles
 from .head import SoftmaxHead, scan_tiles
-from .roundings import LEAST_OWN, RMS, WORST, Roundings, RowErrors
+from .roundings import LEAST_OWN, RMS, WORST, Roundings, RowErrors, running_squares
 from .softmax import size_of_log
+from .ties import find_ties
 from .weight_errors import relative_variance
 
 
@@ -45,6 +46,7 @@ def covariance(
     # the noise is of sums whose digits nobody knows.
     to = roundings.weights
     digits = WORST**2 if worst and roundings.scores is None else 1.0
+    ties = find_ties(head, i)
     for tile in scan_tiles(head, i):
         gap = np.minimum(tile.scores - top, 0.0)
         seen = np.ones(gap.shape, bool) if tile.visible is None else tile.visible
@@ -52,6 +54,8 @@ def covariance(
         noise = (
             p * p * digits * relative_variance(head, roundings, tile, i, np.where(seen, gap, 0.0))
         )
+        equal = 1.0 if ties is None else ties.weights[:, tile.keys]
+        noise *= equal
         v, weights = head.v[tile.keys], noise
         first += noise @ np.concatenate([v, np.ones((len(v), 1))], -1)
         if to is not None:
@@ -60,7 +64,7 @@ def covariance(
                 step = to.spacing(np.exp(gap)) * np.exp(top - lse) * (gap < 0)
                 if worst:  # over any maximum: 2 u p, as if digits were 1.0
                     step = np.maximum(step, 2 * to.unit * p * (gap < 0))
-            weights = noise + np.where(p > 0, step * step / 12, 0.0)
+            weights = noise + np.where(p > 0, step * step / 12, 0.0) * equal
         y = v @ directions
         if count < r:
             found += (y.T * weights[:, None, :]) @ y
@@ -73,11 +77,17 @@ def covariance(
     alone += noise * out * out - 2 * moved * out
     factor = _factor_variance(head, roundings, rows, worst)
     alone += 0.0 if worst else factor[:, None] * out * out
+    # A normaliser that is summed term by term moves all columns along the output. That is no part
+    # of `RowErrors.std` but where terms are equal: else it is small beside one column.
+    most = np.ones(count) if ties is None else ties.most
+    steps = (WORST**2 if worst else 1.0) * (RMS * roundings.accumulate.unit) ** 2
+    steps *= running_squares(roundings, len(head.k))
+    alone += ((most - 1) * steps)[:, None] * out * out
     rest = np.maximum(np.square(rows.worst if worst else rows.std) - alone, LEAST_OWN * alone)
     out, moved = out @ directions, moved @ directions
     # Errors of scores move the normaliser, too: about v - out, where rounded weights are about v.
     cross = moved[:, :, None] * out[:, None, :]
-    factor = factor + _sum_variance(head, roundings, worst)
+    factor = factor + steps * most
     found += (noise + factor[:, None])[:, :, None] * (out[:, :, None] * out[:, None, :])
     found -= cross + np.swapaxes(cross, -1, -2)
     return found, np.einsum("cr,ic,cs->irs", directions, rest, directions, optimize=True)
@@ -101,18 +111,6 @@ def _factor_variance(
     if roundings.of_log:
         factor += np.square(roundings.accumulate.unit * size_of_log(rows.lse, len(head.k)))
     return (WORST**2 if worst else 1.0) * RMS**2 * factor
-
-
-def _sum_variance(head: SoftmaxHead, roundings: Roundings, worst: bool) -> float:
-    """Return the variance of a normaliser that is summed term by term, over its square.
-
-    It moves all columns along the output, and is no part of `RowErrors.std`, where it is small
-    beside one column.
-    """
-    m = len(head.k)
-    run = min(roundings.run, m) or 1
-    steps = run * run / (3 * max(m, 1)) + (m / (3 * run) if run < m else 0)
-    return float((WORST**2 if worst else 1.0) * (RMS * roundings.accumulate.unit) ** 2 * steps)
 
 
 def distinct_columns(v: Doubles) -> npt.NDArray[np.int64]:

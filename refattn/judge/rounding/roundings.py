@@ -200,6 +200,12 @@ def _walk_line(first: Any, last: Any, steps: int, lanes: int) -> Any:
     return rise
 
 
+def running_squares(roundings: Roundings, m: int) -> float:
+    """Sum squares of the running sums of m terms of one size, over that of the last."""
+    run = min(roundings.run, m) or 1
+    return run * run / (3 * max(m, 1)) + (m / (3 * run) if run < m else 0)
+
+
 def sum_running_products(
     x: Doubles, y: Doubles, products: Doubles, width: int, lanes: int
 ) -> Doubles:

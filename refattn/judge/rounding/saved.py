@@ -11,8 +11,7 @@ import numpy as np
 from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
 from .hardware import cut_error
-from .head import ScoredRows, SoftmaxHead, Tile, attend_rows, scan_tiles
-from .nearest import NearestWeights
+from .head import NearestWeights, ScoredRows, SoftmaxHead, Tile, attend_rows, scan_tiles
 from .roundings import RMS, Roundings, round_bound, sum_error, sum_running_products
 from .shares import OFF, TileShares, find_log_errors, narrow_head
 from .softmax import ErrorSums, analyse_softmax, begin_bound, size_of_log

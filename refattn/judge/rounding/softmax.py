@@ -27,6 +27,7 @@ from ...certified.pairs import Pair
 from .hardware import SLACK, CutSum, allow, cut_error, split_error
 from .head import (
     TILE_KEYS,
+    NearestWeights,
     ScoredRows,
     SoftmaxHead,
     Tile,
@@ -35,7 +36,6 @@ from .head import (
     count_tile_keys,
     scan_tiles,
 )
-from .nearest import NearestWeights
 from .roundings import (
     BIAS,
     CONSTANTS,
@@ -47,6 +47,7 @@ from .roundings import (
     RowErrors,
     expect_loss,
     round_bound,
+    running_squares,
     sum_error,
     walk,
 )
@@ -60,6 +61,7 @@ from .shares import (
     take_single,
     weigh_tile,
 )
+from .ties import Ties, find_ties
 from .weight_errors import largest_error, relative_variance
 
 _DOUBLE = 2.0**-53  # unit of float64, in which results are computed here
@@ -81,6 +83,7 @@ def analyse_softmax(
     rounded = NearestWeights(head, roundings, i, exact)
     rows, d_v = exact.out.shape
     sums = ErrorSums(rows, d_v, head.k.shape[0], roundings)
+    sums.ties = find_ties(head, i)
     top, log = sums.share(exact)
     if may_be_single:
         sums.single = take_single(head, roundings, i, sums.whole)
@@ -229,6 +232,7 @@ class ErrorSums:
     """Sums over the keys that the variance and the bound are made of."""
 
     single: SoftmaxHead | None = None  # the head in float32, if that is enough
+    ties: Ties | None = None  # what equal keys have in common
 
     def __init__(self, rows: int, d_v: int, m: int, roundings: Roundings) -> None:
         self.scores = np.zeros((rows, 2 * d_v + 1))  # p^2 var(delta) times v^2, v and 1
@@ -240,6 +244,7 @@ class ErrorSums:
         self.lattice = False
         self.running = np.zeros((rows, d_v))  # squares of p v and of their running sums
         self.run, self.runs, self.steps = np.zeros((rows, d_v)), np.zeros((rows, d_v)), 0
+        self.low, self.high = np.zeros((2, rows, d_v))  # of all sums so far, if terms are equal
         self.relative = np.zeros(rows)  # p^2 var(delta)
         self.moved = np.zeros((rows, d_v))  # the largest errors of p, and of their sum, times |v|
         self.shift = np.zeros((rows, 1))  # p (e^epsilon - 1)
@@ -266,21 +271,26 @@ class ErrorSums:
         if roundings.weights is not None and not roundings.normalised and self.keys == 0:
             # Scores of small integers are a lattice: equal weights, and equal roundings.
             seen = (of.weights > roundings.weights.spacing(0.0)) & (of.gap < 0)
-            some = np.flatnonzero(seen.any(0))[:TILE_KEYS]
+            new = True if self.ties is None else self.ties.new[tile.keys]  # of equal keys the first
+            some = np.flatnonzero(seen.any(0) & new)[:TILE_KEYS]
             self.lattice = _has_few_values(of.gap[:, some][seen[:, some]])
         part = self.add_bound(roundings, head, tile, i, of)
         head, tile, of, values = part
         size = of.shares * of.shares
         noise = relative_variance(head, roundings, tile, i, of.gap)
         noise *= size
+        equal, terms = (None, None) if self.ties is None else self.ties.of(tile.keys)
+        if equal is not None:
+            noise *= equal
         self.relative += np.sum(noise, -1)
         if roundings.scores_matter:  # about v - out, which is known only when all keys were added
             columns = np.concatenate([values.squares, values.v], -1)
             self.scores += noise @ _add_ones(columns)
             for j in _list_runs(of, len(values.v)):
-                self._run(roundings, of.shares[:, j], size[:, j], values.v[j])
+                alike = None if terms is None else np.max(terms[:, j], -1, keepdims=True)
+                self._run(roundings, of.shares[:, j], size[:, j], values.v[j], alike)
         if roundings.weights is not None:
-            variance = self._weights(roundings, of, size, values)
+            variance = self._weights(roundings, of, size, values, equal)
             if not roundings.scores_matter:  # a trifle: about v is enough
                 variance += noise
             values.sum_squares(variance, self.weights)
@@ -298,6 +308,12 @@ class ErrorSums:
         most = largest_error(head, roundings, tile, i, of.gap)
         self._move(roundings, of, values, *of.move(self.whole, most))
         # e^0 has no error, or always the same: the largest weights are summed apart, as slack.
+        if len(of.tops) > len(of.shares):  # some queries have several: all keys in one product
+            top = np.zeros_like(of.shares)
+            top.reshape(-1)[of.tops] = of.shares.reshape(-1)[of.tops]
+            self.top[:, :-1] += values.scaled(top @ values.sizes)
+            self.top[:, -1] += np.sum(top, -1)
+            return part
         row, key = np.divmod(of.tops, max(len(values.v), 1))
         top = of.shares[row, key, None]
         np.add.at(self.top[:, :-1], row, values.scaled(top * values.sizes[key]))
@@ -360,16 +376,34 @@ class ErrorSums:
             rounding[of.hidden] = 0.0
         return np.asarray(rounding @ values.sizes)
 
-    def _run(self, roundings: Roundings, shares: Doubles, size: Doubles, v: Doubles) -> None:
-        """Add some keys to the running sums."""
+    def _run(
+        self,
+        roundings: Roundings,
+        shares: Doubles,
+        size: Doubles,
+        v: Doubles,
+        alike: Doubles | None,
+    ) -> None:
+        """Add some keys to the running sums, of which so many terms are alike."""
         last, terms = self.run + shares @ v, size @ np.square(v)
-        self.running += walk(self.run, last, terms, len(v), roundings.lanes) + terms
+        walked = walk(self.run, last, terms, len(v), roundings.lanes) + terms
+        self.running += walked
+        if alike is not None:  # terms of which all are rounded alike, in runs that begin anywhere
+            whole = self.runs + last
+            self.low, self.high = np.minimum(self.low, whole), np.maximum(self.high, whole)
+            largest = np.square((self.high - self.low) / roundings.lanes)
+            self.running += (alike - 1) * (len(v) * largest + terms)
         self.run, self.steps = last, self.steps + len(v)
         if self.steps >= roundings.run:
             self.close()
 
     def _weights(
-        self, roundings: Roundings, of: TileShares, size: Doubles, values: TileValues
+        self,
+        roundings: Roundings,
+        of: TileShares,
+        size: Doubles,
+        values: TileValues,
+        equal: Doubles | None,
     ) -> Doubles:
         """Return the variance of rounding the weights: over their sum, or over the largest, 1.
 
@@ -381,6 +415,8 @@ class ErrorSums:
             narrow = to.spacing(shares).astype(shares.dtype, copy=False)
             narrow *= narrow
             narrow /= 12
+            if equal is not None:
+                narrow *= equal
             return narrow if of.positive else np.where(shares > 0, narrow, 0.0)
         narrow = np.square(to.spacing(weights) if of.step is None else of.step)
         narrow *= (np.square(self.whole) / 12).astype(narrow.dtype, copy=False)
@@ -391,6 +427,9 @@ class ErrorSums:
         if of.least < to.tiny:
             np.maximum(widest, narrow, out=widest)
         widest -= narrow
+        if equal is not None:
+            widest *= equal
+            narrow *= equal
         values.sum_squares(widest, self.wider)
         if of.least < _FLUSHED * last:  # many become 0 or the last number: half of it, as slack
             flushed = of.keep_rounded((weights < _FLUSHED * last) * (self.whole * last / 2))
@@ -479,7 +518,8 @@ class ErrorSums:
         m, unit = head.k.shape[0], roundings.accumulate.unit
         size = size_of_log(lse, m)
         # Running sums of m terms of one sign: sum (t / m)^2 is m / 3. Then the log and the maximum.
-        std = np.sqrt(self.relative + (RMS * unit) ** 2 * (m / 3 + 2 * size * size))
+        steps = m / 3 if self.ties is None else m / 3 * self.ties.most
+        std = np.sqrt(self.relative + (RMS * unit) ** 2 * (steps + 2 * size * size))
         spread = self.shift[:, 0] / np.where(self.least > 0, self.least, 1.0)[:, 0]
         return std, np.log1p(spread) + (m + 4) * unit + 4 * unit * size
 
@@ -494,7 +534,11 @@ class ErrorSums:
         squares, first, zeroth = np.split(self.scores, [d_v, 2 * d_v], -1)
         scores = np.maximum(squares - 2 * out * first + out * out * zeroth, 0.0)
         # If sums are a trifle, all running sums are taken for as large as the last.
+        most = 1.0 if self.ties is None else self.ties.most[:, None]  # terms that are equal
         running = self.running if roundings.scores_matter else out * out * head.k.shape[0]
+        if not roundings.scores_matter:
+            running = running * most
+        running = running + (most - 1) * running_squares(roundings, head.k.shape[0]) * out * out
         sums = (RMS * unit) ** 2 * (running + out * out) + (RMS * half * out) ** 2
         variance = scores + self.weights + sums
         # Sums in the range of subnormal numbers: m roundings of h^2 / 12, where `last` is m h.

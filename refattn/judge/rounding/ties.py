@@ -1,0 +1,68 @@
+r"""Errors that are equal as keys are: they add up, and do not cancel.
+
+Equal keys, such as padding tokens or a token that comes again, have equal products with a query,
+and so equal errors of scores, of exponentials, and of weights that are rounded. Which of them are
+one error may depend on the blocks of keys, and on the order of sums. But whatever it is that they
+have in common, for n equal keys it is, by Cauchy and Schwarz,
+
+.. math:: \Big(\sum_j x_j\Big) \Big(\sum_j x_j\Big)^T \preceq n \sum_j x_j x_j^T .
+
+So do terms of a sum that are equal, weights or weights times values: while a running sum keeps its
+leading digit, the same number added to it is rounded by the same amount.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arrays.library import Doubles
+from .head import SoftmaxHead
+
+
+class Ties(NamedTuple):
+    """How many keys that a query sees are equal to each key: arrays (queries or 1, m)."""
+
+    weights: Doubles  # equal keys
+    terms: Doubles  # equal keys with equal values
+    new: npt.NDArray[np.bool_]  # of equal keys, which is the first, (m,)
+
+    def of(self, keys: slice) -> tuple[Doubles, Doubles]:
+        """Take some keys."""
+        return self.weights[:, keys], self.terms[:, keys]
+
+    @property
+    def most(self) -> Doubles:
+        """The most that are equal, for each query."""
+        return np.max(self.weights, -1, initial=1.0)
+
+
+def find_ties(head: SoftmaxHead, i: slice) -> Ties | None:
+    """Find equal keys that the queries i see; None if there are none."""
+    keys = slice(0, head.keys)
+    k, v = head.k[keys], head.v[keys]
+    # Equal keys have equal marks, and keys that differ hardly ever do.
+    marks = np.sum(k * np.cos(np.arange(1.0, k.shape[1] + 1)), -1)
+    if len(np.unique(marks)) == len(marks):
+        return None
+    seen = head.visible(i, keys)
+    seen = np.ones((1, head.keys), bool) if seen is None else seen
+    counts, new = np.ones((2, len(seen), len(head.k))), np.ones(len(head.k), bool)  # of a sink, too
+    for count, x in zip(counts, (np.concatenate([k, v], -1), k), strict=True):
+        _, first, of_key = np.unique(x, axis=0, return_index=True, return_inverse=True)
+        count[:, keys] = _count_alike(of_key.ravel(), seen)
+        new[keys] = np.isin(np.arange(head.keys), first)
+    terms, weights = counts
+    return None if np.all(weights == 1) else Ties(weights, terms, new)
+
+
+def _count_alike(
+    group: npt.NDArray[np.int64], seen: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
+    """Count keys of the group of each key, among those that are seen."""
+    order = np.argsort(group, kind="stable")
+    begin = np.flatnonzero(np.diff(group[order], prepend=-1))
+    counts = np.add.reduceat(seen[:, order], begin, axis=1, dtype=np.int64)
+    return np.asarray(np.maximum(counts[:, group], 1))

@@ -1,0 +1,133 @@
+"""Verdicts on keys that are equal: padding tokens, tokens that come again, few distinct keys."""
+
+import numpy as np
+import pytest
+
+from refattn.judge.rounding import covariance, softmax
+from refattn.judge.verification import verify
+from tests.judge.verification.test_verdict import BF16
+
+N, M, D = 64, 512, 32
+
+
+def repeat(kind, seed=0):
+    rng = np.random.default_rng(seed)
+    q, k, v = (rng.standard_normal((2, x, D)) for x in (N, M, M))
+    if kind == "padding":
+        k[:, -128:], v[:, -128:] = k[:, -1:], v[:, -1:]
+    elif kind == "padding of one head":
+        k[1, -128:], v[1, -128:] = k[1, -1:], v[1, -1:]
+    elif kind == "zeros":
+        k[:, -128:] = 0
+    elif kind == "runs":
+        k, v = (np.repeat(x[:, : M // 32], 32, 1) for x in (k, v))
+    elif kind == "codebook":
+        code = rng.integers(0, 16, M)
+        k, v = k[:, code], v[:, code]
+    return q, k, v
+
+
+def formula(q, k, v, seen=True):
+    s = q @ k.swapaxes(-1, -2) * q.dtype.type(D**-0.5)
+    s = np.where(seen, s, -np.inf)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    return p @ v / p.sum(-1, keepdims=True)
+
+
+def term_by_term(q, k, v, seen=True):
+    """Sums in the order of their terms, of the usual products."""
+    s = q @ k.swapaxes(-1, -2) * q.dtype.type(D**-0.5)
+    s = np.where(seen, s, -np.inf)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    total, mass = np.zeros_like(p[..., :1] * v[..., :1, :]), np.zeros_like(p[..., :1])
+    for j in range(k.shape[-2]):
+        total += p[..., j : j + 1] * v[..., j : j + 1, :]
+        mass += p[..., j : j + 1]
+    return total / mass
+
+
+def fused(q, k, v, seen=True):
+    """Rounded to bfloat16: weights over a running maximum, 64 keys at a time, and the output."""
+    seen = np.broadcast_to(seen, (N, k.shape[-2]))
+    total, mass, top = 0.0, 0.0, np.full((*q.shape[:-1], 1), -1e30, np.float32)
+    for j in range(0, k.shape[-2], 64):
+        s = q @ k[..., j : j + 64, :].swapaxes(-1, -2) * np.float32(D**-0.5)
+        s = np.where(seen[:, j : j + 64], s, -np.inf)
+        new = np.maximum(top, s.max(-1, keepdims=True))
+        p, factor, top = np.exp(s - new), np.exp(top - new), new
+        total = total * factor + BF16(p) @ v[..., j : j + 64, :]
+        mass = mass * factor + p.sum(-1, keepdims=True)
+    return BF16(total / mass)
+
+
+KERNELS = {
+    "formula": (formula, np.float32),
+    "formula in float64": (formula, np.float64),
+    "term by term": (term_by_term, np.float32),
+    "fused": (fused, np.float32),
+}
+KINDS = ["padding", "padding of one head", "zeros", "runs", "codebook"]
+
+
+def judged(name, kind, padded=0, factor=1.0, **options):
+    """Judge a kernel that sees the last key so often more, and has one row times a factor."""
+    kernel, dtype = KERNELS[name]
+    narrow = {"dtype": "bfloat16"} if kernel is fused else {}
+    to = BF16 if narrow else np.asarray
+    q, k, v = (to(x).astype(dtype) for x in repeat(kind))
+    seen = np.tri(N, M, M - N, dtype=bool) if options.get("causal") else options.get("mask", True)
+    more = (np.concatenate([x, *padded * [x[:, -1:]]], 1) for x in (k, v))
+    out = kernel(q, *more, seen=seen)
+    out[1, 5] *= factor
+    return verify(q=q, k=k, v=v, out=to(out).astype(dtype), **narrow, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_right_kernels_pass(name, kind):
+    found = judged(name, kind)
+    assert found.verdict == "PASS", str(found)
+
+
+@pytest.mark.parametrize("options", ["causal", "mask"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_right_kernels_pass_where_queries_see_some_of_the_keys(name, options):
+    given = {"causal": True} if options == "causal" else {}
+    if options == "mask":
+        given["mask"] = np.random.default_rng(1).random((N, M)) < 0.5
+    found = judged(name, "padding", **given)
+    assert found.verdict == "PASS", str(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "profile"),
+    [
+        ("formula in float64", "padding", "math64"),
+        ("formula in float64", "runs", "math64"),
+        ("term by term", "padding", "serial"),
+        ("term by term", "codebook", "serial"),
+    ],
+)
+def test_they_fail_where_all_keys_are_taken_for_different(name, kind, profile, monkeypatch):
+    assert judged(name, kind, profile=profile).verdict == "PASS"
+    monkeypatch.setattr(softmax, "find_ties", lambda head, i: None)
+    monkeypatch.setattr(covariance, "find_ties", lambda head, i: None)
+    found = judged(name, kind, profile=profile)
+    assert found.verdict != "PASS", str(found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "kind", "change"),
+    [
+        *((x, y, z) for x in [*KERNELS][:3] for y in ("padding", "zeros") for z in ("key", "row")),
+        ("formula", "codebook", "row"),
+        ("fused", "runs", "row"),
+        ("fused", "codebook", "row"),
+        ("fused", "padding", "key"),
+    ],
+)
+def test_wrong_kernels_fail(name, kind, change):
+    wrong = {"padded": 1} if change == "key" else {"factor": 1 + 2.0**-7}
+    found = judged(name, kind, **wrong)
+    assert found.verdict == "FAIL", str(found)
