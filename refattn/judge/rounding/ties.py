@@ -36,26 +36,34 @@ class Ties(NamedTuple):
     @property
     def most(self) -> Doubles:
         """The most that are equal, for each query."""
-        return np.max(self.weights, -1, initial=1.0)
+        return np.asarray(np.max(self.weights, -1, initial=1.0))
 
 
 def find_ties(head: SoftmaxHead, i: slice) -> Ties | None:
     """Find equal keys that the queries i see; None if there are none."""
     keys = slice(0, head.keys)
     k, v = head.k[keys], head.v[keys]
-    # Equal keys have equal marks, and keys that differ hardly ever do.
-    marks = np.sum(k * np.cos(np.arange(1.0, k.shape[1] + 1)), -1)
-    if len(np.unique(marks)) == len(marks):
+    first, of_key = _group_equal(k)
+    if len(first) == head.keys:
         return None
     seen = head.visible(i, keys)
     seen = np.ones((1, head.keys), bool) if seen is None else seen
-    counts, new = np.ones((2, len(seen), len(head.k))), np.ones(len(head.k), bool)  # of a sink, too
-    for count, x in zip(counts, (np.concatenate([k, v], -1), k), strict=True):
-        _, first, of_key = np.unique(x, axis=0, return_index=True, return_inverse=True)
-        count[:, keys] = _count_alike(of_key.ravel(), seen)
-        new[keys] = np.isin(np.arange(head.keys), first)
-    terms, weights = counts
+    terms, weights = np.ones((2, len(seen), len(head.k)))  # of a sink, too
+    weights[:, keys] = _count_alike(of_key, seen)
+    terms[:, keys] = _count_alike(_group_equal(np.concatenate([k, v], -1))[1], seen)
+    new = np.ones(len(head.k), bool)
+    new[keys] = np.isin(np.arange(head.keys), first)
     return None if np.all(weights == 1) else Ties(weights, terms, new)
+
+
+def _group_equal(x: Doubles) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Group equal rows: return the first of each group, and the group of each row."""
+    # Equal rows have equal marks, and rows that differ hardly ever do.
+    marks = np.sum(x * np.cos(np.arange(1.0, x.shape[1] + 1)), -1)
+    _, first, group = np.unique(marks, return_index=True, return_inverse=True)
+    if len(first) < len(x) and np.any(x != x[first[group]]):
+        _, first, group = np.unique(x, axis=0, return_index=True, return_inverse=True)
+    return first, group.ravel()
 
 
 def _count_alike(

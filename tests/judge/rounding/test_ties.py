@@ -55,6 +55,15 @@ def test_keys_that_differ_are_no_ties_nor_are_those_that_no_query_sees_together(
     assert find_ties(pose_arrays(q, k, k, mask=mask).head(()), slice(0, 8)) is None
 
 
+def test_keys_with_equal_marks_are_told_apart():
+    """Marks are sums of products with cosines: those of the last keys differ by their digits."""
+    k = np.zeros((5, 2))
+    k[1:3, 0], k[3:, 0] = 1.0, 1e20
+    k[4, 1] = 1.0
+    found = find_ties(pose_arrays(np.ones((1, 2)), k, k).head(()), slice(0, 1))
+    np.testing.assert_array_equal(found.weights, [[1, 2, 2, 1, 1]])
+
+
 def test_a_sink_is_no_key_of_zeros():
     q, k = np.ones((2, 4)), np.zeros((3, 4))
     found = find_ties(pose_arrays(q, k, k, sinks=np.zeros(())).head(()), slice(0, 2))

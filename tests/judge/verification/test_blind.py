@@ -7,7 +7,7 @@ import pytest
 
 from refattn import naive
 from refattn.judge.rounding.formats import FORMATS
-from refattn.judge.verification import verify
+from refattn.judge.verification import blind, verify
 from tests.judge.rounding.rounded import of_heads
 from tests.judge.verification.test_verdict import BF16, sample
 
@@ -127,3 +127,27 @@ def test_what_rows_hold_of_which_nothing_is_known(how, words):
     assert words in str(found)
     if how == "overflow":
         assert "and float16 ends at 65504" in str(found)
+
+
+@pytest.mark.parametrize("options", ["", "causal", "mask", "bias", "sinks"])
+@pytest.mark.parametrize("same", ["nothing", "zeros", "no queries", "keys", "values"])
+def test_outputs_that_are_right_by_their_arrays_would_pass(same, options, monkeypatch):
+    """What is not computed for equal arrays is what all tests find."""
+    rng = np.random.default_rng(8)
+    q, k, v = (BF16(rng.standard_normal((2, x, 8))) for x in (24, 40, 40))
+    changed = {
+        "zeros": lambda: (0 * q, 0 * k, 0 * v),
+        "no queries": lambda: (0 * q, k, v),
+        "keys": lambda: (q, k[:, :1].repeat(40, 1), v),
+        "values": lambda: (q, k, v[:, :1].repeat(40, 1)),
+    }
+    arrays = changed.get(same, lambda: (q, k, v))()
+    given = {
+        "causal": {"causal": True},
+        "mask": {"mask": np.tri(24, 40, 20, dtype=bool)},
+        "bias": {"bias": BF16(rng.standard_normal((24, 40)))},
+        "sinks": {"sinks": np.array([0.5, 1.0])},
+    }.get(options, {})
+    found = judged(*arrays, **given).blind
+    monkeypatch.setattr(blind, "_is_exact", lambda name, problem, index: False)
+    assert found == judged(*arrays, **given).blind
