@@ -74,13 +74,13 @@ def covariance(
     out, moved, noise = rows.out, first[:, :-1], first[:, -1:]
     alone += noise * out * out - 2 * moved * out
     factor = _factor_variance(head, roundings, rows, worst)
-    alone += 0.0 if worst else factor[:, None] * out * out
+    summed = (WORST**2 if worst else 1.0) * np.asarray(rows.normaliser)
+    alone += (summed + (0.0 if worst else factor))[:, None] * out * out
     rest = np.maximum(np.square(rows.worst if worst else rows.std) - alone, _LEAST_OWN * alone)
     out, moved = out @ directions, moved @ directions
     # Errors of scores move the normaliser, too: about v - out, where rounded weights are about v.
     cross = moved[:, :, None] * out[:, None, :]
-    factor = factor + _sum_variance(head, roundings, worst)
-    found += (noise + factor[:, None])[:, :, None] * (out[:, :, None] * out[:, None, :])
+    found += (noise + (factor + summed)[:, None])[:, :, None] * (out[:, :, None] * out[:, None, :])
     found -= cross + np.swapaxes(cross, -1, -2)
     return found, np.einsum("cr,ic,cs->irs", directions, rest, directions, optimize=True)
 
@@ -103,18 +103,6 @@ def _factor_variance(
     if roundings.of_log:
         factor += np.square(roundings.accumulate.unit * size_of_log(rows.lse, len(head.k)))
     return (WORST**2 if worst else 1.0) * RMS**2 * factor
-
-
-def _sum_variance(head: SoftmaxHead, roundings: Roundings, worst: bool) -> float:
-    """Return the variance of a normaliser that is summed term by term, over its square.
-
-    It moves all columns along the output, and is no part of `RowErrors.std`, where it is small
-    beside one column.
-    """
-    m = len(head.k)
-    run = min(roundings.run, m) or 1
-    steps = run * run / (3 * max(m, 1)) + (m / (3 * run) if run < m else 0)
-    return float((WORST**2 if worst else 1.0) * (RMS * roundings.accumulate.unit) ** 2 * steps)
 
 
 def distinct_columns(v: Doubles) -> npt.NDArray[np.int64]:

@@ -155,8 +155,10 @@ def analyse_softmax(
     if "scale" in tangents:
         constants = CONSTANTS * unit + split_error(roundings.score_unit)
         slack = slack + constants * np.abs(tangents["scale"])
-    flushed = sums.flushed[:, :-1] + sums.flushed[:, -1:] * np.abs(exact.out)
-    lse_slack = roundings.exp + drift[:, -1] + 2 * np.abs(log[:, 0])
+    slack = slack + sums.flushed[:, :-1] + sums.flushed[:, -1:] * np.abs(exact.out)
+    # The sums of weights and of their products with values lose the same keys.
+    slack = slack + np.abs(sums.absorbed[:, :-1] - sums.absorbed[:, -1:] * exact.out)
+    lse_slack = unit * (roundings.exp + drift[:, -1] + 2 * np.abs(log[:, 0]))
     # Beside a kernel in float64, float64 is no reference: results in pairs are.
     out, lse = Pair(exact.out, 0.0), Pair(exact.lse, 0.0)
     if roundings.accumulate.unit <= _DOUBLE:
@@ -172,13 +174,14 @@ def analyse_softmax(
         bound,
         lse_std,
         lse_bound,
-        roundings.accumulate.unit * lse_slack,
+        lse_slack + sums.absorbed[:, -1],
         spacing,
-        slack + flushed,
+        slack,
         tangents,
         rest=out.lo + rest,
         lse_rest=lse.lo,
         shift=shift,
+        normaliser=sums.sum_variance(roundings),
     )
 
 
@@ -234,8 +237,10 @@ class ErrorSums:
         self.keys = 0
         self.together = self.alone = 0.0  # squares of roundings, summed over rows first or not
         self.lattice = False
-        self.running = np.zeros((rows, d_v))  # squares of p v and of their running sums
-        self.run, self.runs, self.steps = np.zeros((rows, d_v)), np.zeros((rows, d_v)), 0
+        # Squares of p v, and of running sums of p v and p, as far as these may round.
+        self.running, self.run, self.runs = np.zeros((3, rows, d_v + 1))
+        self.steps, self.usual = 0, RMS * roundings.accumulate.unit  # error of a sum, over it
+        self.absorbed = np.zeros((rows, d_v + 1))  # p v and p too small to change their sums
         self.relative = np.zeros(rows)  # p^2 var(delta)
         self.moved = np.zeros((rows, d_v))  # the largest errors of p, and of their sum, times |v|
         self.shift = np.zeros((rows, 1))  # p (e^epsilon - 1)
@@ -357,9 +362,18 @@ class ErrorSums:
         return np.asarray(rounding @ values.sizes)
 
     def _run(self, roundings: Roundings, shares: Doubles, size: Doubles, v: Doubles) -> None:
-        """Add some keys to the running sums."""
-        last, terms = self.run + shares @ v, size @ np.square(v)
-        self.running += walk(self.run, last, terms, len(v), roundings.lanes) + terms
+        """Add some keys to the running sums, of values and of ones.
+
+        No sum moves by more than what is added to it: what is below its last digit is lost.
+        """
+        columns = _add_ones(v)
+        last, terms = self.run + shares @ columns, size @ np.square(columns)
+        walked = walk(self.run, last, terms, len(v), roundings.lanes)
+        self.running += np.minimum(walked, terms / self.usual**2)
+        self.running[:, :-1] += terms[:, :-1]  # the products with values
+        small = np.where(shares < roundings.accumulate.unit * last[:, -1:], shares, 0.0)
+        if small.any():
+            self.absorbed += small @ columns
         self.run, self.steps = last, self.steps + len(v)
         if self.steps >= roundings.run:
             self.close()
@@ -457,8 +471,17 @@ class ErrorSums:
     def close(self) -> None:
         """End a run of the sum over the keys: it is added to those before."""
         self.runs += self.run
-        self.running += np.square(self.runs)
+        self.running += np.minimum(np.square(self.runs), np.square(self.run / self.usual))
         self.run, self.steps = np.zeros_like(self.run), 0
+
+    def sum_variance(self, roundings: Roundings) -> Doubles:
+        """Return the variance of the sum of the weights, of which the roundings move whole rows."""
+        steps = self.running[:, -1]
+        if not roundings.scores_matter:  # equal weights, whose partial sums rise along lines
+            m = max(self.keys, 1)
+            run = min(roundings.run, m)
+            steps = np.full_like(steps, run * run / (3 * m) + (m / (3 * run) if run < m else 0.0))
+        return self.usual**2 * steps
 
     def common(self, out: Doubles) -> Doubles:
         """Return what errors of exponentials of one sign add up to, over their size.
@@ -474,8 +497,10 @@ class ErrorSums:
         """Return standard deviation and bound of the log normaliser."""
         m, unit = head.k.shape[0], roundings.accumulate.unit
         size = size_of_log(lse, m)
-        # Running sums of m terms of one sign: sum (t / m)^2 is m / 3. Then the log and the maximum.
-        std = np.sqrt(self.relative + (RMS * unit) ** 2 * (m / 3 + 2 * size * size))
+        # Running sums of m equal terms, sum (t / m)^2 is m / 3, if that is more than those of the
+        # weights: kernels may sum these in other runs than products. Then the log and the maximum.
+        steps = np.maximum(self.usual**2 * m / 3, self.sum_variance(roundings))
+        std = np.sqrt(self.relative + steps + self.usual**2 * 2 * size * size)
         spread = self.shift[:, 0] / np.where(self.least > 0, self.least, 1.0)[:, 0]
         return std, np.log1p(spread) + (m + 4) * unit + 4 * unit * size
 
@@ -490,8 +515,11 @@ class ErrorSums:
         squares, first, zeroth = np.split(self.scores, [d_v, 2 * d_v], -1)
         scores = np.maximum(squares - 2 * out * first + out * out * zeroth, 0.0)
         # If sums are a trifle, all running sums are taken for as large as the last.
-        running = self.running if roundings.scores_matter else out * out * head.k.shape[0]
-        sums = (RMS * unit) ** 2 * (running + out * out) + (RMS * half * out) ** 2
+        running = self.running[:, :-1]
+        if not roundings.scores_matter:
+            running = out * out * head.k.shape[0]
+        sums = self.usual**2 * (running + out * out) + (RMS * half * out) ** 2
+        sums += self.sum_variance(roundings)[:, None] * out * out
         variance = scores + self.weights + sums
         # Sums in the range of subnormal numbers: m roundings of h^2 / 12, where `last` is m h.
         m, last = head.k.shape[0], self._lose(head, roundings)

@@ -57,9 +57,9 @@ from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
 from .blind import list_blind, list_ignored, mark_right_mean, remark_beyond, remark_same_values
 from .choice import (
-    BACKWARD_PROFILES,
     ProfileChoice,
     add_by_head,
+    backward_profiles,
     choose_profiles,
     chunked_profiles,
     is_narrow,
@@ -387,7 +387,8 @@ def judge_all(
         return verdicts["out"]
     gradients = {x: y for x, y in parts.items() if x not in verdicts}
     if gradients:
-        names: ProfileChoice = BACKWARD_PROFILES[is_narrow(dtype)] if profile is None else profile
+        wide = any(not is_narrow(x.numbers.out_dtype) for x in gradients.values())
+        names: ProfileChoice = backward_profiles(dtype, wide) if profile is None else profile
         if any(x.problem.shares_keys for x in gradients.values()):
             names = add_by_head(names)
         asked = _Asked(dtype, names, share, everything, hardware)
