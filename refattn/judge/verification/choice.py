@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ..rounding.formats import FORMATS
-from ..rounding.profiles import CHUNKS, PROFILES, Profile, profile_of
+from ..rounding.profiles import CHUNKS, LINEAR, PROFILES, Profile, profile_of
 
 ProfileChoice = str | Profile | Sequence[str] | None
 
@@ -91,6 +91,11 @@ def chunked_profiles(dtype: str, kept: str) -> Sequence[str]:
         rounded = [f"{x}-states" for x in names if kept == dtype]
         return [*names, "chunk-64-math", *rounded]
     return [f"chunk-{x}-math{'64' * (dtype == 'float64')}" for x in CHUNKS]
+
+
+def linear_profiles(dtype: str, wide: bool) -> Sequence[str]:
+    """Name the profiles to try for attention that is linear in a feature map."""
+    return [*usual_profiles(dtype, wide), *(LINEAR if is_narrow(dtype) else ())]
 
 
 def fused_profile(dtype: str) -> str:

@@ -63,6 +63,7 @@ from .choice import (
     choose_profiles,
     chunked_profiles,
     is_narrow,
+    linear_profiles,
     may_be_one,
 )
 from .empty_rows import describe_idle
@@ -110,6 +111,8 @@ class _Case:
         names = asked.profile
         if names is None and part.problem.kind == "recurrent":
             names = chunked_profiles(asked.dtype, part.problem.kept)
+        if names is None and part.problem.kind == "map":
+            names = linear_profiles(asked.dtype, not is_narrow(part.numbers.out_dtype))
         chosen = choose_profiles(asked.dtype, part.numbers.out_dtype, names)
         # At a scale that is a power of 2 some profiles round the same: one of them is enough.
         chosen = {

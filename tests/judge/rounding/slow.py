@@ -19,16 +19,16 @@ def step(to, x):
     return float(to.spacing(x))
 
 
-def running(terms):
+def summed(terms):
     """Mean over all orders of the sum of the squares of the running sums."""
     orders = [*permutations(terms)]
     total = sum(sum(sum(x[: t + 1]) ** 2 for t in range(len(x))) for x in orders)
     return total / len(orders)
 
 
-def multiplied(terms):
-    """The same with the squares of the terms, which are products that are rounded."""
-    return running(terms) + sum(x * x for x in terms)
+def running(terms):
+    """The same, and the squares of the terms, which are products that are rounded."""
+    return summed(terms) + sum(x * x for x in terms)
 
 
 def equal(run, m):
@@ -71,7 +71,7 @@ def key_of(case, kernel, i, j):
     key.capped = cap * key.ratio if cap else key.logit
     key.score = key.capped + (0.0 if case.bias is None else float(case.bias[i, j]))
     norms = math.hypot(*q) * math.hypot(*k)
-    walked = multiplied(terms) if kernel.scores_matter else norms**2 * len(q)
+    walked = running(terms) if kernel.scores_matter else norms**2 * len(q)
     logits = key.logit**2 * (2 if cap else 1)  # times the scale, and over the cap
     variance = {
         "before the cap": BENFORD * u * u * (c * c * walked + logits),
@@ -160,7 +160,7 @@ def row(case, kernel, i):
     normaliser = equal(kernel.run, m)
     if kernel.scores_matter:
         weights = {x.j: x.p for x in keys}
-        normaliser = running([weights.get(j, 0.0) for j in range(len(case.k))])
+        normaliser = summed([weights.get(j, 0.0) for j in range(len(case.k))])
         normaliser += 1 if case.sinks is None else 1 + min(1.0, weights[None] ** 2 / u**2)
     found.normaliser = BENFORD * u * u * normaliser
     for c in range(columns):
@@ -170,7 +170,7 @@ def row(case, kernel, i):
         own = sum(x.rounded * y * y for x, y in zip(keys, v, strict=True))
         if kernel.scores_matter:
             terms = {x.j: x.p * x.v[c] for x in keys}  # hidden keys are terms that are 0
-            walked = multiplied([terms.get(j, 0.0) for j in range(len(case.k))])
+            walked = running([terms.get(j, 0.0) for j in range(len(case.k))])
             walked += out**2  # the runs are added; the sink, which adds 0, rounds nothing
         else:
             own += sum(x.p**2 * x.variance * y * y for x, y in zip(keys, v, strict=True))
