@@ -258,9 +258,9 @@ def test_numbers_of_8_bits_are_scaled_to_their_range(to):
             )
 
 
-def by_steps(form, dtype, causal, mean, wrong=None):
+def by_steps(form, dtype, causal, mean, wrong=None, seed=4):
     """Heads whose features, products or sums over keys, sums and quotients are rounded."""
-    rng, to = np.random.default_rng(4), FORMATS[dtype]
+    rng, to = np.random.default_rng(seed), FORMATS[dtype]
     q, k, v = (to.round(rng.standard_normal((2, 64, 16))) for _ in range(3))
     v = to.round(v + mean)
 
