@@ -28,10 +28,10 @@ import numpy.typing as npt
 
 from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
-from ...features import elu_features
 from .formats import Format
 from .roundings import BIAS, RMS, SURE, WORST, Roundings, RowErrors, walk
 
+_DOUBLE_ELU = 2.0**-40  # by which elu(x) + 1 may differ in float64, over its size or 1
 _STATE_NUMBERS = 2**21  # numbers of the sums over the keys of some queries
 
 
@@ -168,7 +168,13 @@ def map_head(
         # What the storage type holds, as ReLU's, is not computed but copied.
         variance = np.where(value == 0, 0.0, np.full_like(value, (2 * RMS * unit) ** 2))
         most = np.full_like(value, (roundings.exp + 4) * unit)
-        if feature_map is elu_features and roundings.weights is not None and _by_steps(roundings):
+        elu = np.where(x < 0, np.expm1(np.minimum(x, 0.0)), x) + 1
+        if (
+            roundings.weights is not None
+            and _by_steps(roundings)
+            and elu.shape == value.shape
+            and np.allclose(value, elu, rtol=_DOUBLE_ELU, atol=_DOUBLE_ELU)
+        ):
             return _round_elu(FeatureErrors(value, value, variance, most), roundings.weights)
         return _round_features(value, value, variance, most, roundings.weights)
 
