@@ -194,7 +194,7 @@ class _Steps(NamedTuple):
 
     variance: Doubles  # of products: times v^2, v and 1
     weights: Doubles  # variance of products over their sum
-    nearest: Doubles  # sums with v and 1
+    nearest: Doubles | None  # sums with v and 1; None if they are rounded alone
     units: float  # by which a product and its sums may be off
     least: Doubles  # the same near 0, where half the smallest number is more, for v and 1
     sums: Format | None  # to which sums are rounded
@@ -213,7 +213,7 @@ def _take_steps(head: LinearHead, roundings: Roundings, i: slice) -> _Steps | No
     least = 0 * sizes if sums is None else np.full_like(sizes, sums.spacing(0.0) / 2)
     none = np.zeros((rows, 2 * d_v + 1)), np.zeros((rows, d_v))
     if to is None:  # sums over keys come first
-        return _Steps(*none, np.zeros((rows, 0)), units, least, sums, False)
+        return _Steps(*none, None, units, least, sums, False)
     products, near = queries.value @ keys.value.T, queries.nearest @ keys.nearest.T
     if head.causal:
         ahead = np.arange(i.start, i.stop)[:, None] + len(v) - len(head.queries.value)
@@ -355,7 +355,8 @@ def _analyse_rows(
             of_sum = out * steps.sums.spacing(mass)
             of_values = 0.0 if steps.normalised else steps.sums.spacing(out * mass)
             known = known + (of_sum**2 + np.square(of_values)) / (12 * whole**2)
-        nearest = steps.nearest if steps.nearest.size else steps.sums.round(nearest)
+            nearest = steps.sums.round(nearest)
+        nearest = nearest if steps.nearest is None else steps.nearest
     near = nearest[:, :-1] / np.where(nearest[:, -1:] == 0, 1.0, nearest[:, -1:])
     # Features have known spacings, too, beside RMS units: WORST for all is on the safe side.
     std, worst = np.sqrt(benford + known), np.sqrt(WORST**2 * benford + known)
