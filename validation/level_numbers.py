@@ -26,12 +26,15 @@ import numpy as np
 import refattn
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.hardware import UNITS
+from refattn.judge.rounding.profiles import LINEAR
 from refattn.judge.verification.choice import BACKWARD_PROFILES, is_narrow, usual_profiles
 
 cutting: Any = import_module("tests.judge.rounding.cutting")
 rounded: Any = import_module("tests.judge.rounding.rounded")
 doubles: Any = import_module("tests.judge.verification.test_float64")
 caches: Any = import_module("tests.judge.verification.test_types")
+linear: Any = import_module("tests.judge.rounding.test_linear")
+recurrences: Any = import_module("tests.judge.verification.test_recurrent")
 ALPHAS = (1e-6, 0.001, 0.01, 0.05)
 PAIRS = 2**18  # of queries and keys
 NARROW = ("bfloat16", "float16")
@@ -60,6 +63,7 @@ def cut(case: Any, dtype: str, unit: str) -> tuple[Any, None]:
     return cutting.flash(case, dtype, CUT[unit]), None
 
 
+SUMS = {"online": rounded.online, "serial": "serial", "math": "math", "recomputed": "recomputed"}
 MORE_KERNELS = {
     "exact": exact,
     "between": between,
@@ -146,10 +150,38 @@ def draw_cut_gradients(rng: np.random.Generator) -> tuple[str, Draw]:
     return words, {"q": q, "k": k, "v": v, "d_out": g, "dtype": dtype, "causal": causal, **got}
 
 
+def draw_sums(rng: np.random.Generator) -> tuple[str, Draw]:
+    """Draw a file in float32 of narrow numbers or not, with many keys that are added in turn."""
+    inputs, name = str(rng.choice([*NARROW, "float32"])), str(rng.choice([*SUMS]))
+    to, size, mean = FORMATS[inputs], float(rng.choice([0.3, 1.0, 3.0, 8.0])), int(rng.choice(3))
+    m, n, d = int(2 ** rng.uniform(10, 12)), int(rng.integers(1, 24)), int(rng.choice([8, 32]))
+    q, k, v = (to.round(rng.standard_normal((2, x, d))) for x in (n, m, m))
+    q, v = to.round(size * q), to.round(v + mean)
+    out, lse = rounded.of_heads(SUMS[name], q, k, v, "float32")
+    given = {"out": out.astype(np.float32)} | ({} if lse is None else {"lse": lse})
+    types = dict(zip("qkv", (caches.stored(x, inputs) for x in (q, k, v)), strict=True))
+    words = f"{name} float32 of {inputs}, 2 x {n} x {m} x {d}, v + {mean}, q times {size:g}"
+    return words, types | given
+
+
+def draw_steps(rng: np.random.Generator) -> tuple[str, Draw]:
+    """Draw linear attention step by step, or a recurrence."""
+    seed, causal = int(rng.integers(2**31)), bool(rng.random() < 0.5)
+    form, dtype = str(rng.choice([*LINEAR, "eager-narrow"])), str(rng.choice(NARROW))
+    kind, mean = int(rng.choice(3)), float(rng.choice([0, 2]))
+    if kind == 0:
+        size = int(rng.choice([8, 16, 32, 64]))
+        return f"gated delta rule in steps, d {size}", recurrences.of_operands(seed, size)
+    if kind == 1:
+        return f"drifting sums of log decays, mean {mean:g}", recurrences.drifting(seed, mean)
+    return f"{form} {dtype}, causal {causal}", linear.by_steps(form, dtype, causal, mean, seed=seed)
+
+
 def draw_file(seed: int) -> tuple[str, Draw]:
     """Draw a right file, and say what it is."""
     rng = np.random.default_rng(seed)
-    draw = [draw_double, draw_cache, draw_cut_gradients, *[draw_usual] * 7][seed % 10]
+    more = [draw_double, draw_cache, draw_cut_gradients, draw_sums, draw_steps]
+    draw = [*more, *[draw_usual] * 7][seed % 12]
     return draw(rng)
 
 

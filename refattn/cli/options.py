@@ -331,7 +331,7 @@ layout_option = known_option(
 
 def _list_profiles() -> Mapping[str, Any]:
     profiles = needed("judge.rounding.profiles")
-    return {**profiles.PROFILES, **profiles.CHUNKED}
+    return {**profiles.PROFILES, **profiles.CHUNKED, **profiles.LINEAR}
 
 
 profile_option = known_option(

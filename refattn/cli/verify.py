@@ -257,8 +257,7 @@ def _judge_layout(
         judged = settle({name: shown(part) for name, part in parts.items()}, empty_rows)
         names: Any = profile
         if profile is None and problem.kind != "recurrent":
-            backward = len(parts) > ("out" in parts)
-            names = name_profiles(tensors.dtypes, tensors.dtype, bool(tensors.scales), backward)
+            names = name_profiles(tensors.dtypes, tensors.dtype, bool(tensors.scales), parts)
         verdict = judge_all(judged, tensors.dtype, names, alpha, everything, hardware)
     return Verified(tensors, problem, parts, verdict)
 

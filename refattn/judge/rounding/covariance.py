@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arrays.library import Doubles
-from .head import SoftmaxHead, scan_tiles
-from .roundings import LEAST_OWN, RMS, WORST, Roundings, RowErrors, running_squares
+from .head import SoftmaxHead, count_tile_keys, scan_tiles
+from .roundings import LEAST_OWN, MAXIMUM_KEYS, RMS, WORST, Roundings, RowErrors
+from .shares import TileShares
 from .softmax import size_of_log
 from .ties import find_ties
 from .weight_errors import relative_variance
@@ -76,19 +77,13 @@ def covariance(
     out, moved, noise = rows.out, first[:, :-1], first[:, -1:]
     alone += noise * out * out - 2 * moved * out
     factor = _factor_variance(head, roundings, rows, worst)
-    alone += 0.0 if worst else factor[:, None] * out * out
-    # A normaliser that is summed term by term moves all columns along the output. That is no part
-    # of `RowErrors.std` but where terms are equal: else it is small beside one column.
-    most = np.ones(count) if ties is None else ties.most
-    steps = (WORST**2 if worst else 1.0) * (RMS * roundings.accumulate.unit) ** 2
-    steps *= running_squares(roundings, len(head.k))
-    alone += ((most - 1) * steps)[:, None] * out * out
+    summed = (WORST**2 if worst else 1.0) * np.asarray(rows.normaliser)
+    alone += (summed + (0.0 if worst else factor))[:, None] * out * out
     rest = np.maximum(np.square(rows.worst if worst else rows.std) - alone, LEAST_OWN * alone)
     out, moved = out @ directions, moved @ directions
     # Errors of scores move the normaliser, too: about v - out, where rounded weights are about v.
     cross = moved[:, :, None] * out[:, None, :]
-    factor = factor + steps * most
-    found += (noise + factor[:, None])[:, :, None] * (out[:, :, None] * out[:, None, :])
+    found += (noise + (factor + summed)[:, None])[:, :, None] * (out[:, :, None] * out[:, None, :])
     found -= cross + np.swapaxes(cross, -1, -2)
     return found, np.einsum("cr,ic,cs->irs", directions, rest, directions, optimize=True)
 
@@ -111,6 +106,36 @@ def _factor_variance(
     if roundings.of_log:
         factor += np.square(roundings.accumulate.unit * size_of_log(rows.lse, len(head.k)))
     return (WORST**2 if worst else 1.0) * RMS**2 * factor
+
+
+def variance_of_maxima(
+    head: SoftmaxHead, roundings: Roundings, i: slice, rows: RowErrors
+) -> tuple[Doubles, Doubles]:
+    r"""Return the variances that a running maximum may spare a kernel, and of all weights.
+
+    Both are arrays (b, d_v).
+
+    A weight that is the largest when it is rounded is 1, and stays as it is. In tiles of any size
+    and order, and in parts that are merged, it is the largest of its 16 keys, too:
+
+    .. math:: \sum_{j\ \text{largest of its 16 keys}} h_{ij}^2 v_{jc}^2 / 12
+
+    with the distance :math:`h_{ij}` of the numbers near the weight, over the sum of the weights.
+    """
+    (spared, whole), to = np.zeros((2, *rows.out.shape)), roundings.weights
+    assert to is not None
+    top, lse = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (rows.top, rows.lse))
+    for tile in scan_tiles(head, i, count_tile_keys(len(rows.out))):
+        of = TileShares.of(tile, top).over(np.exp(top - lse))
+        cut = np.arange(0, of.weights.shape[-1], MAXIMUM_KEYS)
+        # If it is the largest when it is rounded, then among these keys, too.
+        largest = np.repeat(np.maximum.reduceat(of.weights, cut, -1), MAXIMUM_KEYS, -1)
+        largest = largest[:, : of.weights.shape[-1]]
+        variance = of.keep_rounded(np.square(to.spacing(of.weights) * np.exp(top - lse)) / 12)
+        squares = np.square(head.v[tile.keys])
+        whole += variance @ squares
+        spared += (variance * (of.weights == largest)) @ squares
+    return spared, whole
 
 
 def distinct_columns(v: Doubles) -> npt.NDArray[np.int64]:

@@ -12,6 +12,9 @@ With relative errors :math:`\alpha_{is}` of a query's features, :math:`\beta_{js
     + \gamma_{sc} U_{sc} - \gamma'_s Z_s \mathrm{out}_{ic} \Big] + \text{sums} + \text{rounding}.
 
 All queries of a head share the errors of its keys: rows are not independent here.
+
+A kernel that computes step by step rounds products of features,
+:math:`a_{ij} = \sum_s \phi_{is} \psi_{js}`, their sums with and without values, and the quotient.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from ...arrays.library import Doubles
 from .formats import Format
 from .roundings import BIAS, RMS, SURE, WORST, Roundings, RowErrors, walk
 
+_DOUBLE_ELU = 2.0**-40  # by which elu(x) + 1 may differ in float64, over its size or 1
 _STATE_NUMBERS = 2**21  # numbers of the sums over the keys of some queries
 
 
@@ -51,6 +55,7 @@ class LinearHead(NamedTuple):
     v: Doubles
     visible: npt.NDArray[np.bool_] | None  # keys, (m,)
     causal: bool
+    of_map: bool = False  # whether products of features and sums may be rounded
 
 
 def random_feature_head(
@@ -121,14 +126,28 @@ def _round_features(
     """Round features of which a multiple is stored."""
     if to is None:
         return FeatureErrors(value, value, variance, most)
-    # Digits are those of the multiple that is stored; a number that the type holds has no error.
+    # Digits are those of the multiple that is stored; a number that the type holds has no error,
+    # and one between two of its numbers is off by half their distance.
     size = np.where(stored == 0, 1.0, np.abs(stored))
-    nearest = to.round(stored)
-    step = np.where(nearest == stored, 0.0, to.spacing(stored) / size)
+    nearest, spacing = to.round(stored), to.spacing(stored)
+    step = np.where(nearest == stored, 0.0, spacing / size)
     ratio = np.where(stored == 0, 1.0, nearest / np.where(stored == 0, 1.0, stored))
+    known = np.where(2 * np.abs(nearest - stored) == spacing, 1 / 4, 1 / 12)
     return FeatureErrors(
-        value, value * ratio, variance + step * step / 12, most + np.log1p(step / 2)
+        value, value * ratio, variance + step * step * known, most + np.log1p(step / 2)
     )
+
+
+def _round_elu(features: FeatureErrors, to: Format) -> FeatureErrors:
+    """Round elu(x), and then elu(x) + 1."""
+    value = features.value
+    below = np.where(value < 1, value - 1, 0.0)  # what is not negative is as it was given
+    off = np.where(below < 0, to.spacing(below), 0.0) / np.where(value > 0, value, 1.0)
+    stored = np.where(value < 1, to.round(below) + 1, value)
+    rounded = _round_features(
+        value, stored, features.variance + off * off / 12, features.most + np.log1p(off / 2), to
+    )
+    return rounded._replace(nearest=to.round(stored))
 
 
 def map_head(
@@ -149,12 +168,77 @@ def map_head(
         # What the storage type holds, as ReLU's, is not computed but copied.
         variance = np.where(value == 0, 0.0, np.full_like(value, (2 * RMS * unit) ** 2))
         most = np.full_like(value, (roundings.exp + 4) * unit)
+        elu = np.where(x < 0, np.expm1(np.minimum(x, 0.0)), x) + 1
+        if (
+            roundings.weights is not None
+            and _by_steps(roundings)
+            and elu.shape == value.shape
+            and np.allclose(value, elu, rtol=_DOUBLE_ELU, atol=_DOUBLE_ELU)
+        ):
+            return _round_elu(FeatureErrors(value, value, variance, most), roundings.weights)
         return _round_features(value, value, variance, most, roundings.weights)
 
     keys = of(k)
     if visible is not None:
         keys = FeatureErrors(*(np.where(visible[:, None], x, 0.0) for x in keys))
-    return LinearHead(of(q), keys, v, visible, causal)
+    return LinearHead(of(q), keys, v, visible, causal, of_map=True)
+
+
+def _by_steps(roundings: Roundings) -> bool:
+    """Tell whether products of features, or sums before the division, are rounded."""
+    return roundings.scores is not None or roundings.softmax.unit > roundings.accumulate.unit
+
+
+class _Steps(NamedTuple):
+    """What rounding step by step adds, where a query has the normaliser `mass`, for its values."""
+
+    variance: Doubles  # of products: times v^2, v and 1
+    weights: Doubles  # variance of products over their sum
+    nearest: Doubles | None  # sums with v and 1; None if they are rounded alone
+    units: float  # by which a product and its sums may be off
+    least: Doubles  # the same near 0, where half the smallest number is more, for v and 1
+    sums: Format | None  # to which sums are rounded
+    normalised: bool
+
+
+def _take_steps(head: LinearHead, roundings: Roundings, i: slice) -> _Steps | None:
+    """Round products of features, those over their sum, and the sum, for the queries i."""
+    if not head.of_map or not _by_steps(roundings):
+        return None
+    (queries, keys), v, to = (head.queries.rows(i), head.keys), head.v, roundings.scores
+    signed = np.concatenate([v, np.ones((len(v), 1))], -1)
+    (rows, d_v), sizes = (len(queries.value), v.shape[1]), np.sum(np.abs(signed), 0)
+    sums = roundings.softmax if roundings.softmax.unit > roundings.accumulate.unit else None
+    units = 0.0 if sums is None else sums.unit
+    least = 0 * sizes if sums is None else np.full_like(sizes, sums.spacing(0.0) / 2)
+    none = np.zeros((rows, 2 * d_v + 1)), np.zeros((rows, d_v))
+    if to is None:  # sums over keys come first
+        return _Steps(*none, None, units, least, sums, False)
+    products, near = queries.value @ keys.value.T, queries.nearest @ keys.nearest.T
+    if head.causal:
+        ahead = np.arange(i.start, i.stop)[:, None] + len(v) - len(head.queries.value)
+        hidden = np.arange(len(v)) > ahead
+        products[hidden] = near[hidden] = 0.0
+
+    def square_step(x: Doubles, to: Format) -> Doubles:
+        return np.where(x == 0, 0.0, np.square(to.spacing(x)) / 12)
+
+    near = to.round(near)
+    nearest, weights = near @ signed, none[1]
+    if sums is not None:
+        nearest = sums.round(nearest)
+    units, least = units + to.unit, least + sizes * to.spacing(0.0) / 2
+    if roundings.normalised and roundings.weights is not None:
+        total, divisor = (
+            np.where(x == 0, 1.0, x) for x in (np.sum(products, -1, keepdims=True), nearest[:, -1:])
+        )
+        weights = square_step(products / total, roundings.weights) @ np.square(v)
+        near = roundings.weights.round(near / divisor)
+        nearest = np.concatenate([near @ v, np.ones((rows, 1))], -1)
+        units += roundings.weights.unit
+        least = least + sizes * np.max(np.abs(total)) * roundings.weights.spacing(0.0) / 2
+    noise = square_step(products, to) @ np.concatenate([v * v, signed], -1)
+    return _Steps(noise, weights, nearest, units, least, sums, roundings.normalised)
 
 
 class _States(NamedTuple):
@@ -189,7 +273,8 @@ def analyse_linear(head: LinearHead, roundings: Roundings, i: slice) -> RowError
     m, n = head.v.shape[0], head.queries.value.shape[0]
     if not head.causal:
         states = _States(*(x.T @ y for x, y in _list_columns(head.keys, head.v)))
-        return _analyse_rows(head.queries.rows(i), states, roundings, m)
+        steps = _take_steps(head, roundings, i)
+        return _analyse_rows(head.queries.rows(i), states, roundings, m, steps)
     parts, sums = [], head.keys.value.shape[-1] * (2 * head.v.shape[-1] + 1)
     for block in blocks(i.start, i.stop, max(1, min(64, _STATE_NUMBERS // max(sums, 1)))):
         first = max(0, min(m, block.start + 1 + m - n))
@@ -206,7 +291,13 @@ def analyse_linear(head: LinearHead, roundings: Roundings, i: slice) -> RowError
         for start, rest in zip(known, fresh, strict=True):
             padded = np.concatenate([np.zeros((1, *start.shape)), rest])
             seen_sums.append(start + padded[np.maximum(seen, 0)])
-        rows = _analyse_rows(head.queries.rows(block), _States(*seen_sums), roundings, m)
+        rows = _analyse_rows(
+            head.queries.rows(block),
+            _States(*seen_sums),
+            roundings,
+            m,
+            _take_steps(head, roundings, block),
+        )
         empty = (seen + first <= 0)[:, None]
         parts.append(rows._replace(out=np.where(empty, 0.0, rows.out)))
     return RowErrors.join(parts)
@@ -221,7 +312,7 @@ def _weigh_states(weights: Doubles, states: Doubles) -> Doubles:
 
 
 def _analyse_rows(
-    queries: FeatureErrors, states: _States, roundings: Roundings, m: int
+    queries: FeatureErrors, states: _States, roundings: Roundings, m: int, steps: _Steps | None
 ) -> RowErrors:
     unit, narrow = roundings.accumulate.unit, roundings.states
     value = queries.value
@@ -254,11 +345,21 @@ def _analyse_rows(
     if narrow is not None:
         ends = _weigh_states(square, np.concatenate([total * total, count * count], -1))
         benford += (RMS * narrow.unit) ** 2 * (ends[:, :-1] + out * out * ends[:, -1:])
-    bound = _bound_errors(queries, states, phi, out, roundings, m)
+    bound = _bound_errors(queries, states, phi, out, roundings, m, steps)
     nearest = _weigh_states(queries.nearest, states.nearest)
+    known: Doubles | float = 0.0  # variances of numbers whose digits are known
+    if steps is not None:
+        whole = np.where(seen, mass, 1.0)
+        known = about(steps.variance) / whole**2 + steps.weights
+        if steps.sums is not None:
+            of_sum = out * steps.sums.spacing(mass)
+            of_values = 0.0 if steps.normalised else steps.sums.spacing(out * mass)
+            known = known + (of_sum**2 + np.square(of_values)) / (12 * whole**2)
+            nearest = steps.sums.round(nearest)
+        nearest = nearest if steps.nearest is None else steps.nearest
     near = nearest[:, :-1] / np.where(nearest[:, -1:] == 0, 1.0, nearest[:, -1:])
-    # Known spacings and RMS units were added up: WORST for all of them is on the safe side.
-    std, worst = np.sqrt(benford), WORST * np.sqrt(benford)
+    # Features have known spacings, too, beside RMS units: WORST for all is on the safe side.
+    std, worst = np.sqrt(benford + known), np.sqrt(WORST**2 * benford + known)
     loose = np.abs(near - out) > SURE * std
     spacing = np.zeros_like(out)
     if roundings.out is not None:
@@ -284,6 +385,7 @@ def _bound_errors(
     out: Doubles,
     roundings: Roundings,
     m: int,
+    steps: _Steps | None,
 ) -> Doubles:
     """Bound the errors: every rounding at its largest."""
     size, grown = np.abs(phi), np.abs(phi) * np.exp(queries.most)
@@ -292,9 +394,13 @@ def _bound_errors(
     gamma = (min(m, roundings.run) + m / roundings.run + features + 4) * roundings.accumulate.unit
     if roundings.states is not None:
         gamma += 1.01 * roundings.states.unit
+    gamma += 0.0 if steps is None else steps.units
     gamma = gamma / (1 - gamma) if gamma < 1 else math.inf
     sizes = _weigh_states(size, states.sizes)
     error = shift + gamma * (sizes + shift)
+    if steps is not None:
+        mass = np.abs(_weigh_states(queries.value, states.total)[:, -1:])
+        error += 2 * steps.least / np.where(mass > 0, mass, 1.0)  # 2: of sums that are off already
     # Divided by the smallest possible normaliser, of 1 here; there is no bound if that is 0.
     mass, off = error[:, -1:], error[:, :-1]
     least = np.where(mass < 1, 1 - mass, 0.0)

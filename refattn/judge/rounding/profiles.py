@@ -24,7 +24,8 @@ class Profile(NamedTuple):
     Attributes
     ----------
     scores : str or None
-        Type of q . k, of the scaled scores, and of the scores with a cap or a bias.
+        Type of q . k, of the scaled scores, and of the scores with a cap or a bias; for linear
+        attention, of products of features. With it, features are rounded after every step.
     weights : str or None
         Type of the weights in the second product.
     accumulate : str
@@ -37,7 +38,8 @@ class Profile(NamedTuple):
         Whether weights are divided by their sum before they are rounded.
     softmax : str
         Type of the differences to the maximum, of the exponentials and of their sum; also of the
-        sum that `delta` describes, if it is computed from the weights.
+        sum that `delta` describes, if it is computed from the weights. For linear attention, of the
+        normaliser, and of the sum that is divided by it.
     inputs : str or None
         Type to which queries, keys, values and derivatives with respect to the output are rounded
         before they are multiplied: to nearest, and for 8 bits after a division by a scale that maps
@@ -203,6 +205,13 @@ CHUNKED: Mapping[str, Profile] = {
     "chunk-64-eager-states": _FUSED._replace(run=64, scores="storage", states="storage"),
 }
 
+# Linear attention step by step: features, sums and quotients are rounded, and products of features,
+# or sums over keys that queries read.
+LINEAR: Mapping[str, Profile] = {
+    "linear-eager": Profile("storage", "storage", softmax="storage"),
+    "linear-states": Profile(weights="storage", softmax="storage", states="storage"),
+}
+
 
 def profile_of(profile: Any) -> Profile:
     """Check a profile, or the name of one, or of one and of hardware: "flash@hopper"."""
@@ -216,8 +225,8 @@ def profile_of(profile: Any) -> Profile:
     if isinstance(profile, str) and "@" in profile:
         name, _, hardware = profile.partition("@")
         return profile_of(profile_of(name)._replace(accumulator=hardware))
-    if isinstance(profile, str) and profile in CHUNKED:
-        return CHUNKED[profile]
+    if isinstance(profile, str) and profile in (more := {**CHUNKED, **LINEAR}):
+        return more[profile]
     if not isinstance(profile, str) or profile not in PROFILES:
         raise ValueError(
             f"`profile` must be a Profile or one of {', '.join(PROFILES)}, got {profile!r}."

@@ -20,6 +20,7 @@ All rows of a head share the errors of its states: `Recurrence.dependence` bound
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, proxy
@@ -111,6 +112,9 @@ class Passing(NamedTuple):
     turn: Doubles  # W, (d, d)
     step: Doubles  # D + W
     rows: Doubles  # variance of y, (rows y, d_v)
+    carried: Doubles  # of y in the state alone, by sums of log decays
+    moved: Doubles  # how S' moves if these sums err alike for all tokens, (d, d_v)
+    last: Doubles  # variance of the last S' by these sums
     after: Doubles  # of S'
     before: Doubles  # of S as it is multiplied
     own: Doubles  # of what no other token reads, (c, d_v)
@@ -126,7 +130,12 @@ class Passing(NamedTuple):
         for t in reversed(range(count)):
             far = found[(t + 1) * c :][: len(later)]
             far += np.square(later) @ self.after[t]
-            far += np.square(later @ self.written[t].T) @ self.rows[t]
+            reached = np.square(later @ self.written[t].T)
+            far += reached @ self.rows[t]
+            # As if tokens had errors of their own, or one error: terms of any and of one sign.
+            alike = np.square(later @ self.moved[t])
+            drifted = np.maximum(reached @ self.carried[t], alike)
+            far += drifted if t < count - 1 else self.last  # of the last state
             far += np.square(later @ self.turn[t]) @ self.before[t]
             later = np.concatenate([self.reads[t], later @ self.step[t]])
             left = np.flatnonzero(np.max(np.abs(later), -1) > _ERASED * most)
@@ -136,14 +145,17 @@ class Passing(NamedTuple):
     def covary(self, x: Doubles) -> Doubles:
         """Multiply rows by their covariances, means over columns: through errors back and forth."""
         (count, c, _), back, sources = self.own.shape, x[len(x) - self.step.shape[-1] :], []
-        rows, after, before, own, common = (np.mean(y, -1) for y in self[5:])
+        rows, after, before, own, common = (
+            np.mean(y, -1) for y in (self.rows, self.after, self.before, self.own, self.common)
+        )
         # C x = sum over errors s of (dO/ds) Var(s) (dO/ds)^T x: first all (dO/ds)^T x, backwards,
         # then all products with dO/ds, forwards. The covariance itself is never formed.
         root, tokens = np.sqrt(common), x[: count * c].reshape(count, c)
         for t in reversed(range(count)):
             read = tokens[t] @ self.reads[t]
             of_rows = rows[t] * (tokens[t] @ self.pairs[t] + self.written[t] @ back)
-            sources.append((of_rows, before[t] * (read + back @ self.turn[t]), after[t] * back))
+            added = after[t] * back + self.moved[t] @ (back @ self.moved[t]) / self.moved.shape[-1]
+            sources.append((of_rows, before[t] * (read + back @ self.turn[t]), added))
             back = read + back @ self.step[t]
         found, state = own * tokens, np.zeros_like(back)
         # Tokens of a chunk share errors of its sums of log decays: correlated as much as can be.
@@ -200,14 +212,27 @@ class _Sums:
         self.more = 2 if np.any(g) else 1  # roundings of a decay and a product with it
         self.alike = g.shape[-1] == 1  # for all coordinates
         # The errors of sums of log decays add up, and all have one sign if all decays are the same.
-        off = np.mean(np.square(np.maximum(np.cumsum(g, -2), -_NOTHING_LEFT)), -1)
+        off = np.mean(np.square(np.maximum(np.cumsum(g, -2), -_NOTHING_LEFT)) * (g != 0), -1)
         self.power, self.lost = 1 + tied, np.cumsum(np.sqrt(off) if tied else off, -1)
+        self.off = np.sqrt(off)
 
     def add(self, got: Doubles, terms: Doubles, count: int, lost: Any) -> Doubles:
         """Find the variance of sums of decayed products, by roundings and by their decays."""
         moved = got * got if self.alike else terms
         walked = walk(0.0, got, terms, count, self.roundings.lanes) + self.more * moved
         return self.sums * np.stack([walked, lost**self.power * moved])
+
+    def drift(self, start: Doubles, parts: Sequence[tuple[Doubles, Doubles]], ends: Any) -> Doubles:
+        """Find the variance of sums of decayed rows by the sums of log decays, up to some tokens.
+
+        The error of the sum at a token multiplies all that was there before it.
+        """
+        sums, square, line = start, np.zeros_like(start), np.zeros_like(start)
+        for s in range(self.off.shape[-1]):
+            moved = self.off[:, s, None, None] * (s <= ends)[:, None] * sums
+            square, line = square + moved * moved, line + moved
+            sums = sums + sum(x[..., s, None] * y[:, s, None, :] for x, y in parts)
+        return self.sums * (square if self.power == 1 else line * line)
 
     def read(self, x: Doubles, y: Doubles, before: bool, narrow: bool = True) -> tuple[Any, Any]:
         """Find what tokens x read of the writes of tokens y, and both variances."""
@@ -264,11 +289,15 @@ class _Sums:
         (c, d), lanes, start, after = x.q.shape[-2:], self.roundings.lanes, states[:-1], states[1:]
         reader = x.q * (self.decays.until if before else self.decays.from_start)
         own, common = self.read_state(reader, start)
-        own = own + (0 if self.alike else self.round(reader) @ np.square(start))
+        stepwise = self.roundings.scores is not None
+        if stepwise or not self.alike:
+            own = own + self.round(reader) @ np.square(start)
         pairs, ends, terms, kept = [], [], np.zeros_like(own), chunks.keep * start
-        left = (self.lost[..., -1:] - self.lost)[..., None] ** self.power + self.more
-        lost, added = (self.lost[..., -1, None, None] ** self.power + 1) * kept * kept, 0.0 * kept
-        lost = self.sums * (lost + after * after)
+        # Tokens share the errors of sums of log decays, which move what each has left in the state.
+        left = self.sums * (self.lost[..., -1:] - self.lost)[..., None] ** self.power
+        whole = self.sums * self.lost[..., -1, None, None] ** self.power
+        moved, carried = np.sqrt(whole) * kept, []
+        lost, added = self.sums * (kept * kept + after * after), 0.0 * kept
         for z, y, _ in rows:
             squares, end = y * y, z * self.decays.to_end
             pair, (rounded, of_decays) = self.read(x.q, z, before)
@@ -276,8 +305,23 @@ class _Sums:
             ends.append(end)
             own, common = own + rounded @ squares, common + of_decays @ squares
             terms += np.square(pair) @ squares
-            lost += (self.round(end) + self.sums * left * end * end).mT @ squares
+            lost += (self.round(end) + self.sums * self.more * end * end).mT @ squares
+            carried.append(left * squares)
+            moved += end.mT @ (np.sqrt(left) * y)
             added += (end * end).mT @ squares
+        of_state = whole * kept * kept + sum(
+            np.square(z).mT @ y for z, y in zip(ends, carried, strict=True)
+        )
+        if self.alike:
+            written = [y for _, y, _ in rows]
+            common = self.drift(
+                reader @ start, [*zip(pairs, written, strict=True)], np.arange(c) - before
+            )
+            of_state = self.drift(
+                kept, [(z.mT, y) for z, y in zip(ends, written, strict=True)], np.full(d, c)
+            )
+        if stepwise:  # queries times the scale
+            own += self._round_queries(x, rows)
         out = chunks.reads @ start + chunks.out
         own += self.sums * (walk(0.0, out - reader @ start, terms, c, lanes) + out * out)
         lost += self.sums * walk(0.0, after - kept, added, c, lanes)
@@ -287,5 +331,16 @@ class _Sums:
         how = np.concatenate(ends, -2), turn, chunks.keep * np.eye(d) + turn
         varied = np.concatenate([x[2] for x in rows], -2)
         terms += np.square(reader) @ np.square(start)
-        variances = varied, lost, self.narrow * np.square(start), own, common
+        carries = np.concatenate(carried, -2), moved, of_state[-1]
+        variances = varied, *carries, lost, self.narrow * np.square(start), own, common
         return Passing(chunks.reads, np.concatenate(pairs, -1), *how, *variances), terms
+
+    def _round_queries(self, x: Tokens, rows: Written) -> Doubles:
+        """Find the variance of what queries read of their chunk by rounding them."""
+        read, found, decays = self.round(x.q), [], np.exp(x.log_decay)
+        state: Any = 0.0
+        for s in range(x.q.shape[-2]):
+            added = sum(z[:, s, :, None] * y[:, s, None, :] for z, y, _ in rows)
+            state = decays[:, s, :, None] * state + added
+            found.append((read[:, s, None, :] @ np.square(state))[:, 0])
+        return np.stack(found, -2)

@@ -158,8 +158,10 @@ def analyse_softmax(
     if "scale" in tangents:
         constants = CONSTANTS * unit + split_error(roundings.score_unit)
         slack = slack + constants * np.abs(tangents["scale"])
-    flushed = sums.flushed[:, :-1] + sums.flushed[:, -1:] * np.abs(exact.out)
-    lse_slack = roundings.exp + drift[:, -1] + 2 * np.abs(log[:, 0])
+    slack = slack + sums.flushed[:, :-1] + sums.flushed[:, -1:] * np.abs(exact.out)
+    # The sums of weights and of their products with values lose the same keys.
+    slack = slack + np.abs(sums.absorbed[:, :-1] - sums.absorbed[:, -1:] * exact.out)
+    lse_slack = unit * (roundings.exp + drift[:, -1] + 2 * np.abs(log[:, 0]))
     # Beside a kernel in float64, float64 is no reference: results in pairs are.
     out, lse = Pair(exact.out, 0.0), Pair(exact.lse, 0.0)
     if roundings.accumulate.unit <= _DOUBLE:
@@ -175,13 +177,14 @@ def analyse_softmax(
         bound,
         lse_std,
         lse_bound,
-        roundings.accumulate.unit * lse_slack,
+        lse_slack + sums.absorbed[:, -1],
         spacing,
-        slack + flushed,
+        slack,
         tangents,
         rest=out.lo + rest,
         lse_rest=lse.lo,
         shift=shift,
+        normaliser=sums.sum_variance(roundings),
     )
 
 
@@ -198,36 +201,6 @@ def begin_bound(
     return sums
 
 
-def variance_of_maxima(
-    head: SoftmaxHead, roundings: Roundings, i: slice, rows: RowErrors
-) -> tuple[Doubles, Doubles]:
-    r"""Return the variances that a running maximum may spare a kernel, and of all weights.
-
-    Both are arrays (b, d_v).
-
-    A weight that is the largest when it is rounded is 1, and stays as it is. In tiles of any size
-    and order, and in parts that are merged, it is the largest of its 16 keys, too:
-
-    .. math:: \sum_{j\ \text{largest of its 16 keys}} h_{ij}^2 v_{jc}^2 / 12
-
-    with the distance :math:`h_{ij}` of the numbers near the weight, over the sum of the weights.
-    """
-    (spared, whole), to = np.zeros((2, *rows.out.shape)), roundings.weights
-    assert to is not None
-    top, lse = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (rows.top, rows.lse))
-    for tile in scan_tiles(head, i, count_tile_keys(len(rows.out))):
-        of = TileShares.of(tile, top).over(np.exp(top - lse))
-        cut = np.arange(0, of.weights.shape[-1], MAXIMUM_KEYS)
-        # If it is the largest when it is rounded, then among these keys, too.
-        largest = np.repeat(np.maximum.reduceat(of.weights, cut, -1), MAXIMUM_KEYS, -1)
-        largest = largest[:, : of.weights.shape[-1]]
-        variance = of.keep_rounded(np.square(to.spacing(of.weights) * np.exp(top - lse)) / 12)
-        squares = np.square(head.v[tile.keys])
-        whole += variance @ squares
-        spared += (variance * (of.weights == largest)) @ squares
-    return spared, whole
-
-
 class ErrorSums:
     """Sums over the keys that the variance and the bound are made of."""
 
@@ -242,9 +215,11 @@ class ErrorSums:
         self.keys = 0
         self.together = self.alone = 0.0  # squares of roundings, summed over rows first or not
         self.lattice = False
-        self.running = np.zeros((rows, d_v))  # squares of p v and of their running sums
-        self.run, self.runs, self.steps = np.zeros((rows, d_v)), np.zeros((rows, d_v)), 0
-        self.low, self.high = np.zeros((2, rows, d_v))  # of all sums so far, if terms are equal
+        # Squares of p v, and of running sums of p v and p, as far as these may round.
+        self.running, self.run, self.runs = np.zeros((3, rows, d_v + 1))
+        self.low, self.high = np.zeros((2, rows, d_v + 1))  # of all sums so far, if terms are equal
+        self.steps, self.usual = 0, RMS * roundings.accumulate.unit  # error of a sum, over it
+        self.absorbed = np.zeros((rows, d_v + 1))  # p v and p too small to change their sums
         self.relative = np.zeros(rows)  # p^2 var(delta)
         self.moved = np.zeros((rows, d_v))  # the largest errors of p, and of their sum, times |v|
         self.shift = np.zeros((rows, 1))  # p (e^epsilon - 1)
@@ -287,7 +262,10 @@ class ErrorSums:
             columns = np.concatenate([values.squares, values.v], -1)
             self.scores += noise @ _add_ones(columns)
             for j in _list_runs(of, len(values.v)):
-                alike = None if terms is None else np.max(terms[:, j], -1, keepdims=True)
+                alike = None
+                if equal is not None and terms is not None:
+                    ones, most = (np.max(x[:, j], -1, keepdims=True) for x in (equal, terms))
+                    alike = np.concatenate([np.repeat(most, self.runs.shape[1] - 1, 1), ones], -1)
                 self._run(roundings, of.shares[:, j], size[:, j], values.v[j], alike)
         if roundings.weights is not None:
             variance = self._weights(roundings, of, size, values, equal)
@@ -384,15 +362,23 @@ class ErrorSums:
         v: Doubles,
         alike: Doubles | None,
     ) -> None:
-        """Add some keys to the running sums, of which so many terms are alike."""
-        last, terms = self.run + shares @ v, size @ np.square(v)
-        walked = walk(self.run, last, terms, len(v), roundings.lanes) + terms
-        self.running += walked
+        """Add some keys to the running sums, of values and of ones; so many terms are alike.
+
+        No sum moves by more than what is added to it: what is below its last digit is lost.
+        """
+        columns = _add_ones(v)
+        last, terms = self.run + shares @ columns, size @ np.square(columns)
+        walked = walk(self.run, last, terms, len(v), roundings.lanes)
+        self.running += np.minimum(walked, terms / self.usual**2)
+        self.running[:, :-1] += terms[:, :-1]  # the products with values
         if alike is not None:  # terms of which all are rounded alike, in runs that begin anywhere
             whole = self.runs + last
             self.low, self.high = np.minimum(self.low, whole), np.maximum(self.high, whole)
             largest = np.square((self.high - self.low) / roundings.lanes)
             self.running += (alike - 1) * (len(v) * largest + terms)
+        small = np.where(shares < roundings.accumulate.unit * last[:, -1:], shares, 0.0)
+        if small.any():
+            self.absorbed += small @ columns
         self.run, self.steps = last, self.steps + len(v)
         if self.steps >= roundings.run:
             self.close()
@@ -500,8 +486,16 @@ class ErrorSums:
     def close(self) -> None:
         """End a run of the sum over the keys: it is added to those before."""
         self.runs += self.run
-        self.running += np.square(self.runs)
+        self.running += np.minimum(np.square(self.runs), np.square(self.run / self.usual))
         self.run, self.steps = np.zeros_like(self.run), 0
+
+    def sum_variance(self, roundings: Roundings) -> Doubles:
+        """Return the variance of the sum of the weights, of which the roundings move whole rows."""
+        steps = self.running[:, -1]
+        if not roundings.scores_matter:  # equal weights, whose partial sums rise along lines
+            steps = np.full_like(steps, running_squares(roundings, self.keys))
+            steps = steps if self.ties is None else steps * self.ties.most
+        return self.usual**2 * steps
 
     def common(self, out: Doubles) -> Doubles:
         """Return what errors of exponentials of one sign add up to, over their size.
@@ -517,9 +511,11 @@ class ErrorSums:
         """Return standard deviation and bound of the log normaliser."""
         m, unit = head.k.shape[0], roundings.accumulate.unit
         size = size_of_log(lse, m)
-        # Running sums of m terms of one sign: sum (t / m)^2 is m / 3. Then the log and the maximum.
+        # Running sums of m equal terms, sum (t / m)^2 is m / 3, if that is more than those of the
+        # weights: kernels may sum these in other runs than products. Then the log and the maximum.
         steps = m / 3 if self.ties is None else m / 3 * self.ties.most
-        std = np.sqrt(self.relative + (RMS * unit) ** 2 * (steps + 2 * size * size))
+        steps = np.maximum(self.usual**2 * steps, self.sum_variance(roundings))
+        std = np.sqrt(self.relative + steps + self.usual**2 * 2 * size * size)
         spread = self.shift[:, 0] / np.where(self.least > 0, self.least, 1.0)[:, 0]
         return std, np.log1p(spread) + (m + 4) * unit + 4 * unit * size
 
@@ -534,12 +530,12 @@ class ErrorSums:
         squares, first, zeroth = np.split(self.scores, [d_v, 2 * d_v], -1)
         scores = np.maximum(squares - 2 * out * first + out * out * zeroth, 0.0)
         # If sums are a trifle, all running sums are taken for as large as the last.
-        most = 1.0 if self.ties is None else self.ties.most[:, None]  # terms that are equal
-        running = self.running if roundings.scores_matter else out * out * head.k.shape[0]
+        running = self.running[:, :-1]
         if not roundings.scores_matter:
-            running = running * most
-        running = running + (most - 1) * running_squares(roundings, head.k.shape[0]) * out * out
-        sums = (RMS * unit) ** 2 * (running + out * out) + (RMS * half * out) ** 2
+            running = out * out * head.k.shape[0]
+            running = running if self.ties is None else running * self.ties.most[:, None]
+        sums = self.usual**2 * (running + out * out) + (RMS * half * out) ** 2
+        sums += self.sum_variance(roundings)[:, None] * out * out
         variance = scores + self.weights + sums
         # Sums in the range of subnormal numbers: m roundings of h^2 / 12, where `last` is m h.
         m, last = head.k.shape[0], self._lose(head, roundings)

@@ -6,14 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ..rounding.formats import FORMATS
-from ..rounding.profiles import CHUNKS, PROFILES, Profile, profile_of
+from ..rounding.profiles import CHUNKS, LINEAR, PROFILES, Profile, profile_of
 
 ProfileChoice = str | Profile | Sequence[str] | None
 
 # The tightest first: of profiles between which numbers do not decide, the first is tried first.
 _NARROW_PROFILES = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")
 _ALL_TF32 = tuple(x for x in PROFILES if x.startswith("tf32"))
-_WIDE_PROFILES = ("math", "recomputed", "serial", "flash", *_ALL_TF32)
+_UNROUNDED = ("math", "recomputed", "serial")  # all but the result in float32
+_WIDE_PROFILES = (*_UNROUNDED, "flash", *_ALL_TF32)
 _DOUBLE_PROFILES = ("math64", "recomputed64", "serial64")
 
 _PARTS = ("flash-scaled", "flash-again", "flash-unrounded", "flash-256", "flash-64", "flash-32")
@@ -58,11 +59,26 @@ def add_by_head(profile: ProfileChoice) -> ProfileChoice:
     return [x for name in names for x in (name, f"{name}-by-head") if x == name or x in PROFILES]
 
 
-def usual_profiles(dtype: str) -> Sequence[str]:
-    """Name the profiles to try for a storage type, from the tightest."""
+def usual_profiles(dtype: str, wide: bool = False) -> Sequence[str]:
+    """Name the profiles to try for a storage type, from the tightest.
+
+    An output in a wide type shows how a kernel in float32 sums.
+    """
     if dtype == "float64":
         return _DOUBLE_PROFILES
-    return _NARROW_PROFILES if is_narrow(dtype) else _WIDE_PROFILES
+    names = _NARROW_PROFILES if is_narrow(dtype) else _WIDE_PROFILES
+    return _put_unrounded_first(names) if wide else names
+
+
+def backward_profiles(dtype: str, wide: bool = False) -> Sequence[str]:
+    """Name the profiles to try for gradients, from the tightest."""
+    names = BACKWARD_PROFILES[is_narrow(dtype)]
+    return _put_unrounded_first(names) if wide else names
+
+
+def _put_unrounded_first(names: Sequence[str]) -> Sequence[str]:
+    """Put the profiles first that round nothing but the result."""
+    return [*_UNROUNDED, *(x for x in names if x not in _UNROUNDED)]
 
 
 def chunked_profiles(dtype: str, kept: str) -> Sequence[str]:
@@ -75,6 +91,11 @@ def chunked_profiles(dtype: str, kept: str) -> Sequence[str]:
         rounded = [f"{x}-states" for x in names if kept == dtype]
         return [*names, "chunk-64-math", *rounded]
     return [f"chunk-{x}-math{'64' * (dtype == 'float64')}" for x in CHUNKS]
+
+
+def linear_profiles(dtype: str, wide: bool) -> Sequence[str]:
+    """Name the profiles to try for attention that is linear in a feature map."""
+    return [*usual_profiles(dtype, wide), *(LINEAR if is_narrow(dtype) else ())]
 
 
 def fused_profile(dtype: str) -> str:
@@ -92,7 +113,7 @@ def choose_profiles(dtype: str, out_dtype: str, profile: ProfileChoice) -> dict[
         name = profile if isinstance(profile, str) else "given"
         chosen = {name: profile_of(profile)}
     else:
-        names = profile or usual_profiles(dtype)
+        names = profile or usual_profiles(dtype, not is_narrow(out_dtype))
         chosen = {x: profile_of(x) for x in names}
     return {
         # An output may be in a wider type than the inputs: then it is rounded to that.

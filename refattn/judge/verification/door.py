@@ -262,7 +262,7 @@ def verify(
     names: ProfileChoice = profile
     if profile is None and kind != "recurrent":
         scaled = any(x is not None for x in scales.values())
-        names = name_profiles(inputs.types, storage, scaled, bool(gradients))
+        names = name_profiles(inputs.types, storage, scaled, parts)
     verdict = judge_all(settle(parts, empty_rows), storage, names, alpha, everything, hardware)
     if "d_out" in got and not gradients:
         verdict = verdict.with_remark(UNUSED_D_OUT)

@@ -21,7 +21,8 @@ from ...arrays.stored import (
 )
 from ..rounding.formats import FORMATS, STORED, check_all_hold, dtype_of, widen
 from ..rounding.profiles import PROFILES
-from .choice import BACKWARD_PROFILES, is_narrow, usual_profiles
+from .choice import backward_profiles, is_narrow, usual_profiles
+from .findings import Part
 
 _CAST = "-cast"
 
@@ -95,17 +96,19 @@ def assume_narrow(own: Mapping[str, str], arrays: Mapping[str, Doubles]) -> dict
 
 
 def name_profiles(
-    types: Mapping[str, str], storage: str, scaled: bool, backward: bool
+    types: Mapping[str, str], storage: str, scaled: bool, parts: Mapping[str, Part]
 ) -> Sequence[str] | None:
     """Name the profiles to try if keys or values have more digits than weights are rounded to.
 
-    Kernels multiply them as they are, or round them to the storage type first.
+    Kernels multiply them as they are, or round them to the storage type first. A wide result is not
+    rounded to the storage type.
     """
     digits = STORED[storage].digits
     wider = scaled or any(STORED[types[name]].digits > digits for name in "kv")
     if not wider or not is_narrow(storage):
         return None
-    names = BACKWARD_PROFILES[True] if backward else usual_profiles(storage)
+    wide = any(not is_narrow(x.numbers.out_dtype) for x in parts.values())
+    names = (usual_profiles if [*parts] == ["out"] else backward_profiles)(storage, wide)
     return [x for name in names for x in (name, name + _CAST) if x in PROFILES]
 
 

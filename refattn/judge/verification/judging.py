@@ -58,12 +58,13 @@ from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
 from .blind import list_blind, list_ignored, mark_right_mean, remark_beyond, remark_same_values
 from .choice import (
-    BACKWARD_PROFILES,
     ProfileChoice,
     add_by_head,
+    backward_profiles,
     choose_profiles,
     chunked_profiles,
     is_narrow,
+    linear_profiles,
     may_be_one,
 )
 from .empty_rows import describe_idle
@@ -113,6 +114,8 @@ class _Case:
         names = asked.profile
         if names is None and part.problem.kind == "recurrent":
             names = chunked_profiles(asked.dtype, part.problem.kept)
+        if names is None and part.problem.kind == "map":
+            names = linear_profiles(asked.dtype, not is_narrow(part.numbers.out_dtype))
         chosen = choose_profiles(asked.dtype, part.numbers.out_dtype, names)
         # At a scale that is a power of 2 some profiles round the same: one of them is enough.
         chosen = {
@@ -399,7 +402,8 @@ def judge_all(
         return verdicts["out"]
     gradients = {x: y for x, y in parts.items() if x not in verdicts}
     if gradients:
-        names: ProfileChoice = BACKWARD_PROFILES[is_narrow(dtype)] if profile is None else profile
+        wide = any(not is_narrow(x.numbers.out_dtype) for x in gradients.values())
+        names: ProfileChoice = backward_profiles(dtype, wide) if profile is None else profile
         if any(x.problem.shares_keys for x in gradients.values()):
             names = add_by_head(names)
         asked = _Asked(dtype, names, share, everything, hardware)

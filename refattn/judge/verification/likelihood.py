@@ -37,13 +37,12 @@ import numpy.typing as npt
 
 from ...arrays.library import Doubles
 from ...arrays.threads import for_each
-from ..rounding.covariance import distinct_columns
+from ..rounding.covariance import distinct_columns, variance_of_maxima
 from ..rounding.formats import Format
 from ..rounding.head import CACHED_PAIRS, SoftmaxHead, scan_tiles, score_tile
 from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
 from ..rounding.roundings import WORST, RowErrors
-from ..rounding.softmax import variance_of_maxima
 from .evidence import log_chernoff
 from .findings import Numbers
 from .head_sums import RowWeights

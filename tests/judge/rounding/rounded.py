@@ -294,6 +294,21 @@ def serial(case, dtype):
     return FORMATS[dtype].round(found), None
 
 
+def online(case, dtype, out=None):
+    """One key after the other in float32, with a running maximum."""
+    s, v = scores32(case), case.with_zero(case.v).astype(f32)
+    top, total = np.full((len(s), 1), -np.inf, f32), np.zeros((len(s), 1), f32)
+    found = np.zeros((len(s), v.shape[1]), f32)
+    for of_key, value in zip(s.T[:, :, None], v, strict=True):
+        top, before = np.maximum(top, of_key), top
+        safe = np.where(np.isfinite(top), top, f32(0))
+        w, shrink = np.exp(of_key - safe), np.exp(before - safe)
+        total, found = total * shrink + w, found * shrink + w * value
+    with np.errstate(divide="ignore"):
+        lse = (np.where(np.isfinite(top), top, f32(0)) + np.log(total))[:, 0]
+    return FORMATS[out or dtype].round(found / np.where(total > 0, total, f32(1))), lse
+
+
 def half_sums(case, dtype="float16", normalised=False):
     """Sums of products in float16, term by term."""
     to = Nearest(FORMATS["float16"])

@@ -19,11 +19,22 @@ def step(to, x):
     return float(to.spacing(x))
 
 
-def running(terms):
-    """Mean over all orders of the sum of the squares of the running sums, and of the terms."""
+def summed(terms):
+    """Mean over all orders of the sum of the squares of the running sums."""
     orders = [*permutations(terms)]
     total = sum(sum(sum(x[: t + 1]) ** 2 for t in range(len(x))) for x in orders)
-    return total / len(orders) + sum(x * x for x in terms)
+    return total / len(orders)
+
+
+def running(terms):
+    """The same, and the squares of the terms, which are products that are rounded."""
+    return summed(terms) + sum(x * x for x in terms)
+
+
+def equal(run, m):
+    """The same for m terms of 1 / m in runs, and of the sums of runs: leading orders of m."""
+    run = min(run, m)
+    return run * run / (3 * m) + (m / (3 * run) if run < m else 0)
 
 
 def gamma(kernel, terms, more):
@@ -146,6 +157,12 @@ def row(case, kernel, i):
     of_sum = gamma(kernel, m, 2 + 2 * m / 16)
     found = SimpleNamespace(lse=lse, top=top, std=[], worst=[], bound=[], slack=[], out=[])
     rise = sum(x.p * x.risen for x in keys)
+    normaliser = equal(kernel.run, m)
+    if kernel.scores_matter:
+        weights = {x.j: x.p for x in keys}
+        normaliser = summed([weights.get(j, 0.0) for j in range(len(case.k))])
+        normaliser += 1 if case.sinks is None else 1 + min(1.0, weights[None] ** 2 / u**2)
+    found.normaliser = BENFORD * u * u * normaliser
     for c in range(columns):
         v = [x.v[c] for x in keys]
         out = sum(x.p * y for x, y in zip(keys, v, strict=True))
@@ -154,11 +171,12 @@ def row(case, kernel, i):
         if kernel.scores_matter:
             terms = {x.j: x.p * x.v[c] for x in keys}  # hidden keys are terms that are 0
             walked = running([terms.get(j, 0.0) for j in range(len(case.k))])
-            walked += out**2 * (1 if case.sinks is None else 2)  # the sink; and the runs are added
+            walked += out**2  # the runs are added; the sink, which adds 0, rounds nothing
         else:
             own += sum(x.p**2 * x.variance * y * y for x, y in zip(keys, v, strict=True))
             scores, walked = 0.0, m * out**2
         sums = BENFORD * u * u * (walked + out**2) + BENFORD * (h * out) ** 2
+        sums += found.normaliser * out**2
         last = m * step(kernel.accumulate, 0.0) * (1.0 if kernel.normalised else whole)
         if abs(out) * u < last:  # sums in the range of subnormal numbers
             sums += uniform(last) / m
@@ -186,7 +204,8 @@ def row(case, kernel, i):
         found.slack.append(u * slack + flushed)
     size = abs(lse) + 1 + math.log(m)
     relative = sum(x.p**2 * x.variance for x in keys)
-    found.lse_std = math.sqrt(relative + BENFORD * u * u * (m / 3 + 2 * size**2))
+    of_sum, of_log = BENFORD * u * u * m / 3, BENFORD * u * u * size**2
+    found.lse_std = math.sqrt(relative + max(of_sum, found.normaliser) + 2 * of_log)
     found.lse_bound = math.log1p(shift / least) + (m + 4) * u + 4 * u * size
     found.lse_slack = u * (kernel.exp + 3 * abs(rise) + 2 * abs(lse))
     return found

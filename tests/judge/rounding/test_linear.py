@@ -6,9 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from refattn import verify
+from refattn.features import elu_features
 from refattn.judge.rounding import PROFILES, Profile, linear, problems
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.linear import analyse_linear
+from refattn.judge.rounding.profiles import LINEAR
 from tests.judge.rounding.slow import BENFORD, EDGE, running, step, uniform
 
 
@@ -17,9 +20,25 @@ def stored(value, of_value, variance, most, to):
     if to is None or float(to.round(of_value)) == of_value:
         return SimpleNamespace(value=value, variance=variance, most=most)
     relative = step(to, of_value) / of_value
-    return SimpleNamespace(
-        value=value, variance=variance + uniform(relative), most=most + math.log1p(relative / 2)
-    )
+    tie = 2 * abs(float(to.round(of_value)) - of_value) == step(to, of_value)
+    variance += relative**2 / 4 if tie else uniform(relative)
+    return SimpleNamespace(value=value, variance=variance, most=most + math.log1p(relative / 2))
+
+
+def of_elu(x, kernel):
+    """Features elu(x) + 1 of which both steps are rounded."""
+    u, to = kernel.accumulate.unit, kernel.weights
+    for row in x.tolist():
+        features = []
+        for y in row:
+            value, variance, most = math.exp(min(y, 0.0)) + max(y, 0.0), 4 * BENFORD * u * u, 0.0
+            stored_value = value
+            if y < 0:
+                relative = step(to, math.expm1(y)) / value
+                variance, most = variance + uniform(relative), math.log1p(relative / 2)
+                stored_value = float(to.round(math.expm1(y))) + 1
+            features.append(stored(value, stored_value, variance, most + (kernel.exp + 4) * u, to))
+        yield features
 
 
 def of_map(x, kernel, feature_map):
@@ -76,7 +95,29 @@ def of_frequencies(q, k, omega, log_weight, scale, kernel):
     return of_queries, [features(row, tops, [largest] * len(row)) for row in keys]
 
 
-def row_of(query, keys, v, kernel):
+def steps_of(query, keys, v, out, kernel):
+    """What rounding products, sums and weights adds: a variance, units, and what is lost near 0."""
+    products = [sum(x.value * y.value for x, y in zip(query, key, strict=True)) for key in keys]
+    mass, variance, units, lost = sum(products), 0.0, 0.0, [0.0, 0.0]
+    sizes = [sum(map(abs, v)), len(v)]
+    sums = kernel.softmax if kernel.softmax.unit > kernel.accumulate.unit else None
+    normalised = kernel.normalised and kernel.scores is not None
+    if sums is not None:
+        units += sums.unit
+        lost = [x + step(sums, 0.0) / 2 for x in lost]
+        variance += uniform(step(sums, mass) / mass) * out * out
+        variance += 0.0 if normalised else uniform(step(sums, out * mass) / mass)
+    rounded = [(kernel.scores, 1.0, out)] * (kernel.scores is not None)
+    rounded += [(kernel.weights, mass, 0.0)] * normalised
+    for to, size, about in rounded:
+        units += to.unit
+        lost = [x + y * size * step(to, 0.0) / 2 for x, y in zip(lost, sizes, strict=True)]
+        for x, y in zip(products, v, strict=True):
+            variance += uniform(step(to, x / size) * size / mass) * (y - about) ** 2 if x else 0.0
+    return SimpleNamespace(variance=variance, units=units, lost=[2 * x / mass for x in lost])
+
+
+def row_of(query, keys, v, kernel, of_map=False):
     """What `analyse_linear` says of a query, of keys in one run."""
     u, m, size = kernel.accumulate.unit, len(keys), len(query)
     assert m <= kernel.run
@@ -85,6 +126,9 @@ def row_of(query, keys, v, kernel):
     mass = sum(x.value * y for x, y in zip(query, z, strict=True))
     k = m + m / kernel.run + size + 4
     k = k * u + (0.0 if kernel.states is None else 1.01 * kernel.states.unit)
+    by_steps = of_map and (kernel.scores is not None or kernel.softmax.unit > u)
+    if by_steps:
+        k += steps_of(query, keys, v.T.tolist()[0], 0.0, kernel).units
     of_sums = k / (1 - k)
 
     def off(values):
@@ -122,6 +166,10 @@ def row_of(query, keys, v, kernel):
         variance += BENFORD * u * u * walked
         worst = EDGE / BENFORD * variance
         (error, sizes), (of_mass, _) = off(values), off([1.0] * m)
+        if by_steps:
+            steps = steps_of(query, keys, values, out, kernel)
+            variance, worst = variance + steps.variance, worst + steps.variance
+            error, of_mass = error + steps.lost[0], of_mass + steps.lost[1]
         bound = (error + abs(out) * of_mass) / (1 - of_mass)
         bound += 4 * u * (abs(out) + bound)
         if kernel.out is not None:
@@ -140,11 +188,13 @@ TRIED = {
     "flash": PROFILES["flash"],
     "states": PROFILES["flash"]._replace(states="storage", out=None),
     "scores": Profile(scores="storage", weights="storage", exp=3.0, softmax="float16"),
+    **LINEAR,
+    "eager-narrow": PROFILES["eager-narrow"],
 }
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", ["map", "frequencies"])
+@pytest.mark.parametrize("kind", ["map", "elu", "frequencies"])
 @pytest.mark.parametrize("name", TRIED)
 def test_law_and_bound_term_by_term(name, kind, causal):
     rng, roundings = np.random.default_rng(1), TRIED[name].roundings("bfloat16")
@@ -154,6 +204,13 @@ def test_law_and_bound_term_by_term(name, kind, causal):
     if kind == "map":
         given = {"feature_map": lambda x: np.maximum(x, 0.0) + 0.25 * (x > -0.5)}
         queries, keys = ([*of_map(x, roundings, given["feature_map"])] for x in (q, k))
+    elif kind == "elu":
+        given = {"feature_map": elu_features}
+        by_steps = roundings.scores is not None or roundings.softmax.unit > 2.0**-24
+        queries, keys = (
+            [*(of_elu(x, roundings) if by_steps else of_map(x, roundings, elu_features))]
+            for x in (q, k)
+        )
     else:
         queries, keys = of_frequencies(q, k, omega, log_weight, 0.7, roundings)
     problem = problems.pose_arrays(q, k, v, causal=causal, **given)
@@ -161,8 +218,9 @@ def test_law_and_bound_term_by_term(name, kind, causal):
     for i in range(4):
         none = [SimpleNamespace(value=0.0, variance=0.0, most=0.0)] * len(keys[0])
         seen = [none if causal and j > i else key for j, key in enumerate(keys)]
-        for field, expected in vars(row_of(queries[i], seen, v, roundings)).items():
-            np.testing.assert_allclose(getattr(rows, field)[i], expected, rtol=1e-7, err_msg=field)
+        expected = row_of(queries[i], seen, v, roundings, kind != "frequencies")
+        for field, x in vars(expected).items():
+            np.testing.assert_allclose(getattr(rows, field)[i], x, rtol=1e-7, err_msg=field)
 
 
 def test_errors_beyond_5_standard_deviations_have_no_law(monkeypatch):
@@ -198,3 +256,52 @@ def test_numbers_of_8_bits_are_scaled_to_their_range(to):
             np.testing.assert_array_equal(
                 problem.read((h,))[name], form.round(x[h] * factor) / factor
             )
+
+
+def by_steps(form, dtype, causal, mean, wrong=None, seed=4):
+    """Heads whose features, products or sums over keys, sums and quotients are rounded."""
+    rng, to = np.random.default_rng(seed), FORMATS[dtype]
+    q, k, v = (to.round(rng.standard_normal((2, 64, 16))) for _ in range(3))
+    v = to.round(v + mean)
+
+    def features(x):
+        return to.round(to.round(np.where(x < 0, np.expm1(x), x)) + 1)
+
+    phi, psi = features(q), features(k)
+    signed = np.concatenate([v, np.ones((*v.shape[:2], 1))], -1)
+    seen = np.tril(np.ones((64, 64))) if causal else np.ones((64, 64))
+    if wrong == "edge":
+        seen = np.tril(seen, -1) if causal else seen * (np.arange(64) < 63)
+    if form == "linear-states":
+        states = np.einsum("ij,hjs,hjc->hisc", seen, psi, signed)
+        sums = to.round(np.einsum("his,hisc->hic", phi, to.round(states)))
+    else:
+        products = to.round(phi @ np.swapaxes(psi, -1, -2)) * seen
+        sums = to.round(products @ signed)
+        if form == "eager-narrow":
+            weights = to.round(products / np.maximum(sums[..., -1:], 1e-30))
+            sums = np.concatenate([to.round(weights @ v), np.ones((2, 64, 1))], -1)
+    out = to.round(sums[..., :-1] / np.where(sums[..., -1:] > 0, sums[..., -1:], 1.0))
+    out = out * (1.02 if wrong == "factor" else 1.0)
+    return {"q": q, "k": k, "v": v, "dtype": dtype, "causal": causal, "estimator": "linear"} | {
+        "out": to.round(out)
+    }
+
+
+@pytest.mark.parametrize("form", ["linear-eager", "linear-states", "eager-narrow"])
+@pytest.mark.parametrize("mean", [0.0, 2.0])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_kernels_that_round_step_by_step(dtype, causal, mean, form):
+    given = by_steps(form, dtype, causal, mean)
+    own = verify(**given, profile=form)
+    assert own.verdict != "FAIL"
+    assert 0.85 < own.z.rms < 1.15
+    assert verify(**given).verdict != "FAIL"
+
+
+@pytest.mark.parametrize("form", ["linear-eager", "linear-states", "eager-narrow"])
+@pytest.mark.parametrize("wrong", ["edge", "factor"])
+def test_wrong_kernels_that_round_step_by_step(wrong, form):
+    given = by_steps(form, "float16", True, 2.0, wrong)
+    assert verify(**given).verdict == "FAIL"

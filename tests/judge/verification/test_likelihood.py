@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 
 from refattn.judge.rounding import PROFILES
+from refattn.judge.rounding.covariance import variance_of_maxima
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.problems import pose_arrays
-from refattn.judge.rounding.softmax import variance_of_maxima
 from refattn.judge.verification import verify
 from refattn.judge.verification.choice import (
     BACKWARD_PROFILES,

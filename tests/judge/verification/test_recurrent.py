@@ -77,6 +77,78 @@ def test_a_right_kernel_passes(to, c, removes):
     assert 0.75 < found["out"].z.rms < 1.15
 
 
+def drifting(seed, mean, c=256, wrong=1.0):
+    """Log decays that add up to 80, whose sums are rounded in float32, and states of one sign."""
+    rng, d = np.random.default_rng(seed), 16
+    q, k, v = (FORMATS["float32"].round(x) for x in rng.standard_normal((3, 1, c, d)) + mean)
+    k = FORMATS["float32"].round(k / np.linalg.norm(k, axis=-1, keepdims=True))
+    g = np.float32(-0.3 * rng.exponential(size=(1, c)))
+    out, state = kernel(q[0], k[0], v[0], g[0], None, np.zeros((d, d)), "float32", c)
+    arrays = {"q": q, "k": k, "v": v, "log_decay": g, "write": np.ones((1, c))}
+    return arrays | {
+        "out": out[None],
+        "state": (wrong * state[None]).astype(np.float32),
+        "estimator": "state-space-duality",
+        "dtype": "float32",
+    }
+
+
+@pytest.mark.long("1-2.0")
+@pytest.mark.parametrize(("seed", "mean"), [(0, 0.0), (0, 2.0), (1, 2.0)])
+def test_one_rounding_of_a_sum_of_log_decays_scales_a_head(seed, mean):
+    """A sum of 80 has an ulp of 8e-6, and all tokens before it share its error."""
+    found = verify(**drifting(seed, mean), profile="chunk-256-math")
+    assert {x.verdict for x in found.parts.values()} <= {"PASS", "UNDERPOWERED"}
+    assert found.parts["out"].z.rms < 1.2
+    wrong = verify(**drifting(seed, mean, wrong=1 + 1e-4), profile="chunk-256-math")
+    assert wrong.parts["state"].verdict == "FAIL"
+
+
+def of_operands(seed, d, wrong=""):
+    """A gated delta rule in chunks of 64 of which every operand of a product is rounded."""
+    rng, single = np.random.default_rng(seed), np.float32
+
+    def narrow(x):
+        return FORMATS["bfloat16"].round(x).astype(single)
+
+    def product(x, y):
+        return narrow(x) @ narrow(y)
+
+    q, k, v = rng.standard_normal((3, 128, d))
+    q, k, v = (narrow(x) for x in (q, k / np.linalg.norm(k, axis=-1, keepdims=True), v))
+    beta, g = narrow(rng.uniform(size=128)), single(-0.3 * rng.exponential(size=128))
+    first = single(0.5 * rng.standard_normal((d, d)))
+    state, rows = first, []
+    for i in (slice(0, 64), slice(64, 128)):
+        sums, b = np.cumsum(g[i], dtype=single)[:, None], beta[i, None]
+        decay = np.tril(np.exp(np.minimum(sums - sums.T, 0)))
+        of_q = q[i] * single(d**-0.5)
+        lower = np.tril(product(k[i] * b, k[i].T) * decay, -1)
+        inverse = np.linalg.inv(np.eye(64, dtype=single) + lower)
+        right = product(inverse, narrow(k[i] * b) * np.exp(sums))
+        y = narrow(product(inverse, narrow(v[i] * b)) - product(right, state))
+        if wrong == "late" and i.start:
+            of_q = of_q * np.exp(-g[i, None])
+        out = product(of_q * np.exp(sums), state) + product(product(of_q, k[i].T) * decay, y)
+        state = state * np.exp(sums[-1]) + product((k[i] * np.exp(sums[-1] - sums)).T, y)
+        rows.append(narrow(out))
+    arrays = {"q": q, "k": k, "v": v, "beta": beta, "log_decay": g, "initial_state": first}
+    arrays["out"] = np.concatenate(rows)
+    return {x: y[None] for x, y in arrays.items()} | {"estimator": NAMES[True], "dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(("seed", "d"), [(0, 16), (0, 32), (1, 32)])
+def test_queries_times_a_scale_that_is_no_power_of_2_are_rounded(seed, d):
+    own = verify(**of_operands(seed, d), profile="chunk-64-eager")
+    assert own.verdict != "FAIL"
+    assert 0.75 < own.z.rms < 1.1
+    assert verify(**of_operands(seed, d)).verdict != "FAIL"
+
+
+def test_a_decay_that_is_left_out_of_rounded_queries_fails():
+    assert verify(**of_operands(0, 32, "late")).verdict == "FAIL"
+
+
 def longer(x):
     return x * np.linspace(0.5, 2, x.shape[-2])[:, None]
 

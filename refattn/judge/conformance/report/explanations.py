@@ -14,7 +14,7 @@ from ....arrays.words import close
 from ....registry import ESTIMATORS, TRAITS, Estimator
 from ...mistakes.defects import MUTANTS
 from ...rounding.hardware import UNITS
-from ...rounding.profiles import CHUNKED, PROFILES, Profile
+from ...rounding.profiles import CHUNKED, LINEAR, PROFILES, Profile
 from ...verification.directions import SENTENCES
 from ..candidate.failures import SEVERITIES
 from ..candidate.tags import CAPABILITIES, TAGS, write_tag
@@ -72,7 +72,7 @@ _OF_REPORTS = {  # tests of verify, verdicts, and columns of tables
     "error_tolerated": "a column of compare: the largest error in all layers with which a sentence "
     "encoder still works, as measured on all-MiniLM-L6-v2",
 }
-_ALL_PROFILES = {**PROFILES, **CHUNKED}
+_ALL_PROFILES = {**PROFILES, **CHUNKED, **LINEAR}
 _PROFILES = {  # by the first word of their names
     "math": "everything but the result is in float32 (or float64)",
     "serial": "as math, and sums add one term after the other",
@@ -84,6 +84,7 @@ _PROFILES = {  # by the first word of their names
     "fp8": "inputs of products are rounded to 8 bits",
     "half": "sums of products are kept in float16",
     "chunk": "a recurrence that is computed in chunks of `run` tokens",
+    "linear": "linear attention step by step: features, sums and quotients are rounded",
 }
 _VARIANTS = {  # by the other words of their names
     "weights": "queries, keys and values are not",
@@ -267,5 +268,5 @@ def _describe_profile(name: str) -> str:
     fields = ", ".join(f"{x}={getattr(profile, x)!r}" for x in changed)
     kind, *others = name.split("-")
     words = [_PROFILES[kind.removesuffix("64")]]
-    words += [_VARIANTS[x] for x in others if x in _VARIANTS and kind != "chunk"]
+    words += [_VARIANTS[x] for x in others if x in _VARIANTS and kind not in ("chunk", "linear")]
     return "; ".join(words) + f" (Profile({fields}))" * bool(fields)
