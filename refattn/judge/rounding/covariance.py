@@ -33,10 +33,12 @@ def covariance(
 ) -> tuple[Doubles, Doubles]:
     """Find the covariances of errors of the queries i along directions (d_v, r): (rows, r, r).
 
+    Each query may have directions of its own, (rows, d_v, r).
     They are those at the least favourable digits, or those of `RowErrors.std`, in two parts: of
     weights, scores and normalisers, and of what each column has of its own.
     """
-    (count, d_v), r = rows.out.shape, directions.shape[1]
+    (count, d_v), r = rows.out.shape, directions.shape[-1]
+    transposed = np.swapaxes(directions, -1, -2)
     found, alone = np.zeros((count, r, r)), np.zeros((count, d_v))
     first = np.zeros((count, d_v + 1))  # of noise times v, and 1
     lse = np.where(np.isfinite(rows.lse), rows.lse, 0.0)[:, None]
@@ -62,8 +64,8 @@ def covariance(
                     step = np.maximum(step, 2 * to.unit * p * (gap < 0))
             weights = noise + np.where(p > 0, step * step / 12, 0.0)
         y = v @ directions
-        if count < r:
-            found += (y.T * weights[:, None, :]) @ y
+        if y.ndim == 3 or count < r:
+            found += (np.swapaxes(y, -1, -2) * weights[:, None, :]) @ y
         else:  # one product for all queries, with products of columns
             found += (weights @ (y[:, :, None] * y[:, None, :]).reshape(len(y), -1)).reshape(
                 found.shape
@@ -74,13 +76,13 @@ def covariance(
     factor = _factor_variance(head, roundings, rows, worst)
     alone += 0.0 if worst else factor[:, None] * out * out
     rest = np.maximum(np.square(rows.worst if worst else rows.std) - alone, LEAST_OWN * alone)
-    out, moved = out @ directions, moved @ directions
+    out, moved = ((x[:, None, :] @ directions)[:, 0, :] for x in (out, moved))
     # Errors of scores move the normaliser, too: about v - out, where rounded weights are about v.
     cross = moved[:, :, None] * out[:, None, :]
     factor = factor + _sum_variance(head, roundings, worst)
     found += (noise + factor[:, None])[:, :, None] * (out[:, :, None] * out[:, None, :])
     found -= cross + np.swapaxes(cross, -1, -2)
-    return found, np.einsum("cr,ic,cs->irs", directions, rest, directions, optimize=True)
+    return found, (transposed * rest[:, None, :]) @ directions
 
 
 def bound_covariance(head: SoftmaxHead, roundings: Roundings, i: slice, rows: RowErrors) -> Doubles:

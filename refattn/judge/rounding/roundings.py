@@ -119,6 +119,7 @@ class RowErrors(NamedTuple):
     rest: Doubles | float = 0.0
     lse_rest: Doubles | float = 0.0
     shift: Doubles | float = 0.0  # what a unit that cuts sums is expected to add to the result
+    flushed: Doubles | float = 0.0  # how much of the slack is of weights of few spacings
 
     def errors(self, got: Doubles) -> Doubles:
         """Return how far numbers are from the exact result, the rest and the shift of its unit."""

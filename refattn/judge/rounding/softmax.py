@@ -179,6 +179,7 @@ def analyse_softmax(
         rest=out.lo + rest,
         lse_rest=lse.lo,
         shift=shift,
+        flushed=flushed,
     )
 
 
@@ -223,6 +224,34 @@ def variance_of_maxima(
         whole += variance @ squares
         spared += (variance * (of.weights == largest)) @ squares
     return spared, whole
+
+
+def flushed_along(
+    head: SoftmaxHead, roundings: Roundings, i: slice, rows: RowErrors, along: Doubles
+) -> Doubles:
+    r"""Bound what weights of few spacings may add to sums along directions (b, d_v, r): (b, r).
+
+    Such weights, that become 0 or one of the smallest numbers, may all be rounded the same way. Of
+    :math:`\sum_c a_c \delta\mathrm{out}_{ic}` they are :math:`\sum_j \eta_{ij} (a \cdot v_j)`, or
+    with :math:`v_j - \mathrm{out}_i` if the normaliser is a sum of rounded weights.
+    """
+    to, found = roundings.weights, np.zeros((2, len(along), along.shape[-1]))
+    if to is None or roundings.normalised or not np.any(rows.flushed):
+        return found[0]
+    top, lse = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (rows.top, rows.lse))
+    moved = np.swapaxes(rows.out[:, None, :] @ along, -1, -2)
+    for tile in scan_tiles(head, i, count_tile_keys(len(rows.out))):
+        of = TileShares.of(tile, top).over(np.exp(top - lse))
+        most = of.keep_rounded(_bound_flushed(of.weights, to.spacing(0.0)) * np.exp(top - lse))
+        y = np.swapaxes(head.v[tile.keys] @ along, -1, -2)
+        for sums, x in zip(found, (y, y - moved), strict=True):
+            sums += np.einsum("ij,irj->ir", most, np.abs(x))
+    return np.asarray(np.max(found, 0))
+
+
+def _bound_flushed(weights: Doubles, last: Any) -> Doubles:
+    """Bound how far weights of few spacings of the smallest numbers move; 0 for larger ones."""
+    return np.asarray((weights < _FLUSHED * last) * np.minimum(weights, last / 2))
 
 
 class ErrorSums:
@@ -393,7 +422,7 @@ class ErrorSums:
         widest -= narrow
         values.sum_squares(widest, self.wider)
         if of.least < _FLUSHED * last:  # many become 0 or the last number: half of it, as slack
-            flushed = of.keep_rounded((weights < _FLUSHED * last) * (self.whole * last / 2))
+            flushed = of.keep_rounded(_bound_flushed(weights, last) * self.whole)
             self.flushed[:, :-1] += values.scaled(flushed @ values.sizes)
             self.flushed[:, -1] += np.sum(flushed, -1)
         self._tie(roundings, of)

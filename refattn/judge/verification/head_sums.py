@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..rounding.head import CACHED_PAIRS, TILE_KEYS, ScoredRows, Tile, attend_ro
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
 from ..rounding.roundings import Roundings, RowErrors
-from .directions import NEARLY_ONE, list_tangents
+from .directions import NEARLY_ONE, PLAIN, list_tangents
 from .evidence import DirectionSums, Evidence, Known, Tally
 from .findings import Numbers
 from .z_scores import LseErrors, over_bound
@@ -44,7 +44,9 @@ class HeadSums:
         m = m + problem.has_sinks if problem.is_mean else 0
         self.along: dict[str, Doubles] = {}  # the weights of errors in sums along a direction
         self.alone: dict[str, Doubles] = {}  # the variance of such a sum by what is in no other
-        self.known: dict[str, Known] = {}  # those sums, over all heads
+        self.known: dict[str, Known] = {}  # those sums with a variance that is known, by head
+        if problem.is_mean:  # it is found where it is wanted
+            self.known = {x: Known(*np.zeros((5, heads))) for x in names if x in PLAIN}
         if problem.gradient is not None and not rows_apart:
             self.along = {x: np.zeros((heads, n, d_v)) for x in names}
             self.alone = {x: np.zeros((heads, n)) for x in names}
@@ -89,6 +91,12 @@ class HeadSums:
             name: DirectionSums(*(np.sum(x, -1, keepdims=True) for x in sums))
             for name, sums in self.sums.items()
         }
+
+    def add_laws(self, laws: Mapping[str, tuple[Doubles, Doubles]]) -> None:
+        """Add the variances and slacks of the sums of rows along some directions."""
+        for name, (variance, slack) in laws.items():
+            sums = (*self.sums[name][:3], np.minimum(slack, self.sums[name].slack), variance)
+            self.known[name] = Known(*(np.sum(self.weights * x, -1) for x in sums))
 
     def add_few(self, index: Index, i: slice, rows: RowErrors) -> Callable[[], None]:
         """Write rows as `add` does, but for the sums along keys."""

@@ -2,7 +2,7 @@ r"""Decide whether numbers can be those of a correct kernel: try profiles, and w
 
 `verify` compares what a kernel gave with what `judge.rounding` says of a correct one. With
 :math:`e` the error, :math:`\sigma` its standard deviation and :math:`D` what rounding to nearest
-alone makes of the exact result, five kinds of statements are tried, each of which a correct kernel
+alone makes of the exact result, six kinds of statements are tried, each of which a correct kernel
 violates with a probability that is bounded:
 
 * no error exceeds its proven bound, whatever the roundings are;
@@ -14,6 +14,9 @@ violates with a probability that is bounded:
 * the columns of one row of softmax attention depend on each other as their covariance C says:
   then :math:`P(e^T C^{-1} e > x r) \le (x e^{1 - x})^{r/2}` for its r columns (`joint`), and one
   wrong row is seen among many;
+* so do sums T of all columns of a few directions u that are known before, the scale, the
+  temperature and a factor of the output (`directions`): their variance is :math:`u^T C u`, and they
+  are about :math:`\kappa T_D`, so that :math:`P(|T - \kappa T_D| > t \sigma) \le 2 e^{-t^2/2}`;
 * errors of rows are symmetric and independent: then a sum over the rows of any fixed combinations
   of them, over the root of the sum of their squares, exceeds t with probability at most
   :math:`e^{-t^2/2}` (Efron), whatever their variances are. With the derivative of the output to a
