@@ -128,12 +128,15 @@ class Numbers(NamedTuple):
         Returns the log normalisers of a head, (n,).
     lse_dtype : str
         Their type.
+    remark : str
+        Which rows of the output hold numbers that its type does not have, if any do.
     """
 
     out: Callable[[Index], Doubles]
     out_dtype: str
     lse: Callable[[Index], Doubles] | None = None
     lse_dtype: str = "float32"
+    remark: str = ""
 
 
 class Part(NamedTuple):

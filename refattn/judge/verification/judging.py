@@ -274,6 +274,7 @@ class _Case:
         failed = best.rejected(self.alpha)
         plain, _, hardware = best.profile.partition("@")
         suspects, remarks = best.suspects, list(list_remarks(problem, numbers.out))
+        remarks += [numbers.remark] * bool(numbers.remark)
         remarks += [] if best.known else remark_beyond(problem)
         blind: list[str] = []
         if failed:

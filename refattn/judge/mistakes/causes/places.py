@@ -57,7 +57,14 @@ def describe_place(problem: Problem, sample: Sample) -> str:
 
 def list_places(problem: Problem, sample: Sample) -> Iterator[str]:
     """Say in which heads, rows and columns wrong numbers are, if not in all."""
-    wrong = sample.wrong
+    yield from list_rows(problem, sample.wrong)
+    columns = np.flatnonzero(sample.columns)
+    if 0 < len(columns) < len(sample.columns):
+        yield name_span("columns", columns)
+
+
+def list_rows(problem: Problem, wrong: npt.NDArray[np.bool_]) -> Iterator[str]:
+    """Say in which heads some rows (heads, n) are, and which they are, if not in all."""
     heads, rows = np.flatnonzero(wrong.any(1)), np.flatnonzero(wrong.any(0))
     if problem.lead and 0 < len(heads) < len(wrong):
         yield name_heads(problem, heads)
@@ -73,9 +80,6 @@ def list_places(problem: Problem, sample: Sample) -> Iterator[str]:
             yield f"{count} tiles of {size} {problem.rows}, the first: {at} of head {of}"
     elif 0 < len(rows) < wrong.shape[1]:
         yield name_span(problem.rows, rows) + _name_sequences(problem, rows)
-    columns = np.flatnonzero(sample.columns)
-    if 0 < len(columns) < len(sample.columns):
-        yield name_span("columns", columns)
 
 
 def name_heads(problem: Problem, heads: npt.NDArray[np.int64]) -> str:
@@ -297,6 +301,15 @@ def remark_stale(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator
             if np.sum(left * left) < _LEFT * np.sum(error * error):
                 yield f"other values for keys {j.start} to {j.stop - 1} would explain the error"
                 return
+
+
+def remark_stray(problem: Problem, stray: npt.NDArray[np.bool_], dtype: str) -> str:
+    """Say which rows (heads, n) hold numbers that a type does not have, where others hold none."""
+    where = ", ".join(list_rows(problem, stray))
+    return (
+        f"{where}: numbers that {dtype} does not have; all other rows hold only {dtype} numbers, "
+        f"so the output is judged as {dtype}"
+    )
 
 
 def remark_zeros(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator[str]:
