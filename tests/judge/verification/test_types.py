@@ -311,7 +311,7 @@ def test_rows_that_were_not_rounded_are_named(dtype, tmp_path):
     assert (found.verdict, found.profile, found.out_dtype) == ("PASS", "flash", dtype)
     words = f"head 1, queries 70 to 85: numbers that {dtype} does not have; all other rows"
     assert found.remarks[0].startswith(words)
-    assert wide()["out"].dtype == f32 and judge_both(wide(), tmp_path).remarks == []
+    assert judge_both(wide(), tmp_path).remarks == []
 
 
 def test_few_wrong_rows_that_were_not_rounded_fail(tmp_path):
