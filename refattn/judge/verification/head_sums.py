@@ -62,6 +62,7 @@ class HeadSums:
         self.keys = Evidence(best, even)
         self.square, self.counted = np.zeros((heads, n)), np.zeros((heads, n))
         self.peak = np.zeros((heads, n))  # largest |z| of each row
+        self.over = np.zeros((heads, n))  # largest error over its bound, with log normalisers
         self.column, self.column_rows = np.zeros(d_v), np.zeros(d_v)
         self.strength = 0.0  # sum of squares of what tests take for z if results are 1 % too large
         self.furthest = 0.0  # the largest error that is no evidence, in standard deviations
@@ -121,6 +122,7 @@ class HeadSums:
         self.square[at, i] = np.sum(z * z, -1) / np.maximum(count, 1)
         self.counted[at, i] = count
         self.peak[at, i] = np.max(np.abs(z), -1, initial=0.0)
+        self.over[at, i] = np.max(ratio, -1, initial=0.0)
         of_row = (
             self.weights[at, i, None] if self.rows_apart else self.weights[at, 0] / self.looked[at]
         )
@@ -197,6 +199,7 @@ class HeadSums:
         sums.errors[at, i], sums.size[at, i] = of.weights * of.errors, of.weights
         sums.nearest[at, i], sums.slack[at, i] = of.weights * of.rounding, of.weights * of.slack
         largest = float(np.max(of.ratio, initial=0.0))
+        self.over[at, i] = np.maximum(self.over[at, i], of.ratio)
         square = float(np.sum(apart * of.squares))
         count = float(np.sum(apart * (of.weights > 0)))
 

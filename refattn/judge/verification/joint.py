@@ -28,8 +28,10 @@ from ..rounding.softmax import analyse_softmax
 from .evidence import log_chernoff
 from .findings import Numbers, WrongRow
 
-MOST = 40  # rows of which it is computed, at most
+MOST = 40  # rows of which it is computed at a time
 DOUBT = 1.0  # mean square of z above which the law of a row is computed
+_TRIES = math.log(3)  # tests of a row, of which the surest is taken
+_MOST_PRODUCTS, _SOLVING = 2**32, 50  # in which further rows are tested; of a row, columns times
 _DESCENTS = 40  # to the least square, each of which gives a lower bound of it
 _RANK = 1e-10  # of the largest eigenvalue, which smaller ones are raised to
 
@@ -146,29 +148,44 @@ def _times(matrices: Doubles, x: Doubles) -> Doubles:
 
 
 def find_wrong(
-    problem: Problem, numbers: Numbers, roundings: Roundings, squares: Doubles, peaks: Doubles
-) -> list[WrongRow]:
-    """Test rows by their largest |z| and, of so many that are doubtful, by the law of all columns.
+    problem: Problem,
+    numbers: Numbers,
+    roundings: Roundings,
+    squares: Doubles,
+    peaks: Doubles,
+    beyond: npt.NDArray[np.bool_],
+    level: float = -math.inf,
+) -> tuple[list[WrongRow], bool]:
+    """Test rows by their largest |z|, by its mean square, and the doubtful by all columns jointly.
 
-    Both are arrays (heads, n): means of squares of z, and the largest |z|, which stands for tests
-    of as many columns as the output has.
+    Arrays are (heads, n): means of squares of z; the largest |z|, which stands for tests of as many
+    columns as the output has; and whether an error is beyond its bound. So many doubtful rows are
+    tested at a time, as long as one of them has a log of a p-value below a level, and that costs
+    little enough. Also return whether rows were left that may be wrong.
     """
     columns = problem.shape[2]
     if not columns:
-        return []
-    found = np.minimum(math.log(2 * columns) - peaks * peaks / 2, 0.0)
-    means = peaks * peaks
-    doubtful = np.argsort(-squares, axis=None)[:MOST]
-    doubtful = doubtful[squares.ravel()[doubtful] > DOUBT]
-    for head in np.unique(doubtful // squares.shape[1]).tolist():
-        rows = np.sort(doubtful[doubtful // squares.shape[1] == head] % squares.shape[1])
-        of_rows, log_p = test_rows(problem, numbers, roundings, problem.index_of(head), rows)
-        surer = log_p < found[head, rows]
-        means[head, rows] = np.where(surer, of_rows, means[head, rows])
-        found[head, rows] = np.fmin(found[head, rows], log_p)
+        return [], False
+    found = np.minimum(math.log(2 * columns) - peaks * peaks / 2, log_chernoff(squares, 1))
+    found, means = np.where(beyond, -math.inf, np.minimum(found, 0.0)), peaks * peaks
+    # Where these tests are enough, no other is needed.
+    doubtful = np.flatnonzero((squares > DOUBT) & (found > level - _TRIES))
+    doubtful = doubtful[np.argsort(-squares.ravel()[doubtful], kind="stable")]
+    most = _MOST_PRODUCTS // (columns**2 * (problem.shape[1] + _SOLVING * columns))
+    tested, goes_on = 0, True
+    while goes_on and tested < len(doubtful) and (tested == 0 or tested < most):
+        batch, least = doubtful[tested : tested + MOST], 0.0
+        for head in np.unique(batch // squares.shape[1]).tolist():
+            rows = np.sort(batch[batch // squares.shape[1] == head] % squares.shape[1])
+            of_rows, log_p = test_rows(problem, numbers, roundings, problem.index_of(head), rows)
+            surer = log_p < found[head, rows]
+            means[head, rows] = np.where(surer, of_rows, means[head, rows])
+            found[head, rows] = np.fmin(found[head, rows], log_p)
+            least = min(least, float(np.min(log_p)))
+        tested, goes_on = tested + len(batch), least + _TRIES <= level
     places = zip(*np.nonzero(found < 0), strict=True)
     wrong = [
-        WrongRow((*problem.index_of(int(h)), int(i)), float(means[h, i]), float(found[h, i]))
+        WrongRow((*problem.index_of(h), int(i)), float(means[h, i]), float(found[h, i]) + _TRIES)
         for h, i in places
     ]
-    return sorted((x._replace(log_p=x.log_p + math.log(2)) for x in wrong), key=lambda x: x.log_p)
+    return sorted(wrong, key=lambda x: x.log_p), goes_on and tested < len(doubtful)

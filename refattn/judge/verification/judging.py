@@ -95,6 +95,7 @@ _UNLIKELY = 10.0  # log of how much likelier others are on some rows of another 
 _SURELY_REJECTED = -100.0  # log of a p-value that is surely enough to reject a profile by some rows
 _SURE_P = 1e-40  # corrected p-value by which some rows reject a profile, beside tests of all
 _ASKED_ROWS = 8  # that are the worst by the profile that failed first
+_FEW_ROWS = 8  # of so many, one may be wrong, and the others tell the profile
 _TESTS = 64  # more than a trial has: what is sure beside so many needs no other
 
 
@@ -200,7 +201,8 @@ class _Case:
         tried = self.trials or any(p <= _SURE_P for p in self.glanced.values())
         if name in {*self.screened, *self.trials} or not tried:
             return
-        worst = next((x.find() for x in self.trials.values()), ())[:_ASKED_ROWS]
+        first = next(iter(self.trials.values()), None)
+        worst = [] if first is None else first.find(-math.inf)[0][:_ASKED_ROWS]
         if not worst and not some:
             return
         # The worst rows were chosen among all (times these, by Bonferroni), and either they or
@@ -298,6 +300,7 @@ class _Case:
                 remarks.append(f"fits a kernel whose state is kept in {dtype} between chunks")
             if hardware:
                 remarks += describe_unit(problem, numbers, dtype, best.profile)
+        wrong, more = self._name_rows(best) if failed else ((), False)
         # A pass means little if a wrong output would have passed, too.
         weak = not best.powered or best.idle or weaken(blind)
         rows = math.prod(problem.lead) * problem.shape[0]
@@ -322,8 +325,23 @@ class _Case:
             blind=tuple(blind),
             element=best.element,
             idle=len(best.idle),
-            rows=_name_wrong(best, self.alpha) if failed else (),
+            rows=wrong,
+            more_rows=more,
         )
+
+    def _name_rows(self, best: ProfileTrial) -> tuple[tuple[tuple[Index, float], ...], bool]:
+        """Name wrong rows by the tightest profile that explains nearly all rows, or by this one.
+
+        Few wrong rows may make a looser profile likelier, by which they are not wrong one by one.
+        """
+        fits = ((x, self.fits[x]) for x in self.profiles if x in self.fits)
+        tightest = next((x for x, y in fits if y.explains), best.profile)
+        if tightest != best.profile:
+            trial = self.trials.get(tightest) or self.attempt(tightest, whole=False)
+            named, more = _name_wrong(trial, self.alpha)
+            if 0 < len(named) <= trial.rows / _FEW_ROWS and not more:
+                return named, more
+        return _name_wrong(best, self.alpha)
 
     def _list_blind(self, profile: Profile) -> list[str]:
         """Name what passes as well: of some rows first, and of those all."""
@@ -522,15 +540,19 @@ def _share_evidence(cases: Sequence[_Case], names: Sequence[str]) -> None:
         case.take_evidence(explained)
 
 
-def _name_wrong(trial: ProfileTrial, alpha: float) -> tuple[tuple[Index, float], ...]:
-    """List the rows that are wrong at a level, by Holm's correction for all that were tried."""
+def _name_wrong(trial: ProfileTrial, alpha: float) -> tuple[tuple[tuple[Index, float], ...], bool]:
+    """List the rows that are wrong at a level, by Holm's correction for all that were tried.
+
+    Also tell whether there may be more.
+    """
     found: list[tuple[Index, float]] = []
-    for row in trial.find():
+    wrong, more = trial.find(math.log(alpha / max(trial.rows, 1)))
+    for row in wrong:
         p = math.exp(max(row.log_p, -700.0))
         if p * (trial.rows - len(found)) > alpha:
             break
         found.append((row.at, p))
-    return tuple(found)
+    return tuple(found), more
 
 
 def _remark_idle(rows: Sequence[Index]) -> list[str]:

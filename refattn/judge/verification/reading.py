@@ -18,8 +18,8 @@ from ...features import elu_features
 from ...files.tensors import Tensors
 from ...registry import ESTIMATORS
 from ..mistakes.causes.places import remark_stray
+from ..mistakes.causes.wrong_rows import thin
 from ..rounding.formats import FORMATS
-from ..rounding.head import exact_rows
 from ..rounding.layers import pose_recurrence
 from ..rounding.problems import (
     CALLED,
@@ -33,12 +33,14 @@ from ..rounding.problems import (
     read_frequencies,
     refuse,
 )
+from ..rounding.profiles import profile_of
 from .choice import is_narrow
 from .findings import Numbers, Part
 from .inputs import type_of_states, unlimited, widest
 
 _BACKWARD = ("dq", "dk", "dv")
-_FEW, _COMPARED = 8, 64  # one of so many rows is of another type; rows that tell the type
+_FEW = 8  # one of so many rows, at most, is of another type
+_COMPARED, _HEADS = 64, 4  # rows that tell the type, and their heads
 _OFF = 2.0**-18  # of a number, that roundings of float32 do not move it by
 _KINDS = {"exact": "scores", "random-features": "frequencies", "feature-map": "map"}
 _KINDS |= {"recurrent": "recurrent"}
@@ -261,12 +263,14 @@ def gather_parts(
         # A backward pass is given d_out in the type of the output.
         dtype = widest(types.get("out", problem.storage), problem.storage)
         backward = pose_gradients(problem, gradients, read["d_out"], read.get("out"), dtype)
-        parts |= {x: Part(y, Numbers(read[x], types[x])) for x, y in backward.items()}
+        for name, y in backward.items():
+            dtype, remark = _settle_type(y, read[name], types[name])
+            parts[name] = Part(y, Numbers(read[name], dtype, remark=remark))
     return parts
 
 
 def _settle_type(problem: Problem, out: Callable[[Index], Doubles], stored: str) -> tuple[str, str]:
-    """Find the narrow type that all rows of a wide output, but for a few, are of; name the few.
+    """Find the narrow type that all rows of a wide result, but for a few, are of; name the few.
 
     It is the storage type or, beside 8 bits, one of 16 bits.
     """
@@ -292,14 +296,14 @@ def _are_rounded(
 
     Where they do not, the exact result may be a number of a narrow type itself: values of one key.
     """
-    rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _COMPARED)).astype(int))]
-    off: list[npt.NDArray[np.bool_]] = []
+    rows = thin(rows[np.isin(rows[:, 0], thin(np.unique(rows[:, 0]), _HEADS))], _COMPARED)
+    roundings, off = profile_of("math").roundings(problem.storage), []
     for number in np.unique(rows[:, 0]).tolist():
-        index, i = problem.index_of(number), rows[rows[:, 0] == number, 1]
+        index, i = problem.index_of(number), rows[rows[:, 0] == number, 1].tolist()
         with np.errstate(all="ignore"):
-            head = problem.head(index).take_queries(i)
-            exact, got = exact_rows(head, slice(0, len(i))), out(index)[i]
-        off.append((np.abs(got - exact) > _OFF * np.abs(got)).ravel())
+            exact = [problem.exact(index, roundings, slice(x, x + 1)) for x in i]
+            got = out(index)[i]
+        off.append((np.abs(got - np.concatenate(exact)) > _OFF * np.abs(got)).ravel())
     return bool(off) and bool(np.mean(np.concatenate(off)) > 1 / 2)
 
 

@@ -26,11 +26,12 @@ from .evidence import (
     log_chernoff,
     log_quadratic,
 )
-from .findings import Finding, Numbers, ProfileTrial, Suspect, WrongRow, Z
+from .findings import Find, Finding, Numbers, ProfileTrial, Suspect, WrongRow, Z, find_none
 from .head_sums import ONE_PERCENT, HeadSums
 from .joint import find_wrong
 from .looks import Look, choose_loud
 
+_BEYOND = 1 + 2.0**-20  # times a bound, of which the rest is for roundings of the bound itself
 _OF_HEAD = " of a head"
 _SMALLEST_TILE = 16
 _LOUD_SIZES, _LOUD_TILES = (16, 64), 2  # tiles that are tried again, the loudest of each size
@@ -90,12 +91,12 @@ def attempt(
         directions += [*_test_keys(errors), *_test_tiles(errors)]
         if min((x.log_p for x in (*raw, *directions)), default=0.0) >= look.enough:
             raw += _test_loud_tiles(errors, problem.read_by(profile), roundings)
-    find: Callable[[], Sequence[WrongRow]] = list
+    find: Find = find_none
     if problem.kind == "scores":
-        read = problem.read_by(profile)
-        find = cache(partial(find_wrong, read, numbers, roundings, squares, errors.peak))
+        about = problem.read_by(profile), numbers, roundings, squares, errors.peak
+        find = cache(partial(find_wrong, *about, errors.over > _BEYOND))
         if min((x.log_p for x in (*raw, *directions)), default=0.0) >= _NEEDS_NO_OTHER:
-            raw += _test_rows(find(), count)
+            raw += _test_rows(find(-math.inf)[0], count)
     # All tests of a profile share alpha. A p-value of e^-700 is as good as 0, and not 0 in float64.
     adjusted = stats.holm([math.exp(max(x.log_p, -700.0)) for x in (*raw, *directions)])
     outcomes = sorted(zip((*raw, *directions), adjusted, strict=True), key=lambda x: x[0].log_p)
@@ -172,8 +173,7 @@ class _Outcome(NamedTuple):
 
 def _test_bound(errors: HeadSums) -> Iterator[_Outcome]:
     ratio, where = errors.beyond
-    # It is proven: no correct kernel exceeds it. 2^-20 is for roundings of the bound itself.
-    log_p = -math.inf if ratio > 1 + 2.0**-20 else 0.0
+    log_p = -math.inf if ratio > _BEYOND else 0.0  # it is proven: no correct kernel exceeds it
     yield _Outcome("bound", log_p, ratio, _name_where(where))
 
 
@@ -182,7 +182,7 @@ def _name_where(where: Index) -> str:
 
 
 def _test_lse(errors: HeadSums) -> Iterator[_Outcome]:
-    log_p = -math.inf if errors.lse_beyond > 1 + 2.0**-20 else 0.0
+    log_p = -math.inf if errors.lse_beyond > _BEYOND else 0.0
     yield _Outcome("bound of lse", log_p, errors.lse_beyond, "")
     if errors.lse_rows:
         mean = errors.lse_square / errors.lse_rows

@@ -100,6 +100,8 @@ class Verdict(NamedTuple):
     rows : tuple of (tuple of int, float)
         The rows that are wrong at level `alpha`, by Holm's correction for all rows, with their
         p-values, the smallest first.
+    more_rows : bool
+        Whether there may be more wrong rows: the search for them has a limit of time.
     worst : Worst or None
         The element with the largest error: its array and place, the kernel's number, the exact
         number, and the largest error allowed.
@@ -130,6 +132,7 @@ class Verdict(NamedTuple):
     place: str = ""
     worst: Worst | None = None
     rows: tuple[tuple[tuple[int, ...], float], ...] = ()
+    more_rows: bool = False
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle `parts` as a dict: a read-only mapping cannot be pickled."""

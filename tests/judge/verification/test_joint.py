@@ -155,3 +155,60 @@ def test_repeated_columns_are_no_evidence():
         out, _ = of_heads(name, q, k, v, "bfloat16")
         found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile=name)
         assert (found.verdict, found.rows) == ("PASS", ())
+
+
+@pytest.mark.parametrize("rows", ["tile", "class"])
+def test_all_wrong_rows_are_named_where_they_are_many(rows, monkeypatch):
+    """More than are tested at a time: of those, none is wrong by one element or by its mean."""
+    monkeypatch.setattr(joint, "MOST", 8)
+    given, out = made("flash", "bfloat16", "plain", 5, heads=4)
+    at = (1, slice(8, 56)) if rows == "tile" else (slice(0, 4), slice(3, None, 4))
+    to = FORMATS["bfloat16"]
+    out[at] = to.round(out[at] * (1 + 3 * to.unit))
+    wrong = np.zeros(out.shape[:2], bool)
+    wrong[at] = True
+    found = verify(**given, out=out, profile="flash")
+    assert joint.MOST < np.sum(wrong) == len(found.rows)
+    assert {x for x, _ in found.rows} == {*map(tuple, np.argwhere(wrong).tolist())}
+    words = "48 of 256 rows, head 1, queries 8 to 55"
+    if rows == "class":
+        words = "64 of 256 rows, queries 3 to 63 in steps of 4"
+    assert found.place == words
+    assert not found.more_rows
+    monkeypatch.setattr(joint, "_MOST_PRODUCTS", 0)
+    found = verify(**given, out=out, profile="flash")
+    assert found.more_rows
+    assert joint.MOST <= len(found.rows) < np.sum(wrong)
+    assert found.place.startswith(f"at least {len(found.rows)} of 256 rows")
+
+
+@pytest.mark.parametrize("name", ["flash", "math"])
+def test_rows_that_no_kernel_can_give_are_named(name):
+    """With NaN or infinity, or beyond the bound, and no others."""
+    given, out = made(name, "float16", "mean", 7)
+    out[0, 5, 3] = np.nan
+    out[1, 7:9] = np.inf
+    out[1, 20] *= 2
+    found = verify(**given, out=out)
+    named = [x for x, _ in found.rows]
+    assert sorted(named) == [(0, 5), (1, 7), (1, 8), (1, 20)]
+    assert found.place.startswith("4 of 96 rows, head 0, query 5; head 1, queries 7, 8 and 20")
+
+
+def test_rows_of_wrong_log_normalisers_are_named():
+    given, out = made("flash", "float16", "mean", 7)
+    _, lse = of_heads("flash", given["q"], given["k"], given["v"], "float16")
+    found = verify(**given, out=out, lse=lse + 0.1 * (np.arange(48) == 9))
+    assert [x for x, _ in found.rows] == [(0, 9), (1, 9)]
+    assert found.place.startswith("2 of 96 rows, query 9")
+
+
+def test_rows_are_named_by_the_profile_of_all_others():
+    """A looser profile, that they made likelier, rejects them only all together."""
+    given, out = made("flash", "bfloat16", "plain", 5, heads=4)
+    to = FORMATS["bfloat16"]
+    out[:, 3::16] = to.round(out[:, 3::16] * (1 + 4 * to.unit))
+    found = verify(**given, out=out)
+    assert found.verdict == "FAIL"
+    assert {i for (_, i), _ in found.rows} == {*range(3, 64, 16)}
+    assert found.place == "16 of 256 rows, queries 3 to 51 in steps of 16"

@@ -10,7 +10,7 @@ from refattn.files.tensors import open_tensors
 from refattn.judge.rounding import PROFILES
 from refattn.judge.rounding.formats import FORMATS, STORED
 from refattn.judge.verification import reading
-from tests.judge.rounding.rounded import flash, of_heads
+from tests.judge.rounding.rounded import flash, made, of_heads
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 save_file = pytest.importorskip("safetensors.numpy").save_file
@@ -334,3 +334,15 @@ def test_an_output_that_was_not_rounded_has_its_own_type(size, tmp_path):
     found = judge_both(given, tmp_path)
     assert (found.out_dtype, found.verdict == "FAIL") == ("float32", False)
     assert not any("does not have" in x for x in found.remarks)
+
+
+def test_rows_of_a_gradient_that_were_not_rounded_are_named():
+    rng = np.random.default_rng(4)
+    q, k, v, g = (FORMATS["bfloat16"].round(rng.standard_normal((2, 40, 16))) for _ in range(4))
+    got = made("flash", q, k, v, g, "bfloat16")
+    got["dv"][1, 3:5] *= 1 + 2.0**-18
+    arrays = {x: stored(y, "bfloat16") for x, y in zip("qkv", (q, k, v), strict=True)}
+    found = verify(**arrays, **got, d_out=stored(g, "bfloat16")).parts["dv"]
+    assert (found.verdict, found.out_dtype) == ("PASS", "bfloat16")
+    assert found.remarks[0].startswith("head 1, keys 3 and 4: numbers that bfloat16 does not have")
+    assert found.remarks[0].endswith("so dv is judged as bfloat16")

@@ -16,10 +16,12 @@ from ...rounding.head import attend_rows
 from ...rounding.problems import Problem
 from ...rounding.profiles import Profile
 from ...verification.findings import Numbers, Suspect, describe_span, name_span
+from ...verification.verdict import Verdict
 from .sampled import Rows, attend, take_rows
 from .slips import score_all
 from .wrong_rows import POWER, Sample, differ, divide, find_tiles, number_sequences
 
+_LISTED = 4  # rows that are named one by one, at most
 _ALL = 0.95  # of the rows, at most, that are a part of them
 _UNLIKE = 0.3  # correlation, at most, of numbers that have nothing to do with the exact ones
 _NUMBERS = 256  # at least, by which that is said
@@ -41,13 +43,25 @@ _COARSER, _COARSEST = 2.0, 16.0  # times the errors that are expected
 _ROWS_ALIKE = 0.7  # standard deviation of logs of squares of errors by row, at most
 
 
-def describe_place(problem: Problem, sample: Sample) -> str:
-    """Say where wrong rows are: how many, heads, rows and columns."""
+def describe_place(problem: Problem, sample: Sample, verdict: Verdict) -> str:
+    """Say where wrong rows are: how many, heads, rows and columns.
+
+    They are the rows that were rejected or, if none was by itself, those of the sample.
+    """
+    more = ""
+    if verdict.rows:
+        rejected = np.zeros_like(sample.wrong)
+        for (*head, row), _ in verdict.rows:
+            rejected[problem.number(tuple(head)), row] = True
+        if np.any(rejected != sample.wrong):  # columns are those of other rows
+            sample = sample._replace(columns=np.zeros_like(sample.columns))
+        sample = sample._replace(wrong=rejected, looked=round(verdict.looked_at * rejected.size))
+        more = "at least " * verdict.more_rows
     wrong = sample.wrong
     if not wrong.any():
         return ""
     looked = " that were tested" if sample.looked < wrong.size else ""
-    count = f"{int(wrong.sum()):,} of {sample.looked:,} rows{looked}"
+    count = f"{more}{int(wrong.sum()):,} of {sample.looked:,} rows{looked}"
     if wrong.sum() == sample.looked:
         count = f"all {sample.looked:,} rows{looked}" if sample.looked > 1 else "the only row"
     lengths = {problem.rows: wrong.shape[1], "columns": len(sample.columns)}
@@ -66,6 +80,11 @@ def list_places(problem: Problem, sample: Sample) -> Iterator[str]:
 def list_rows(problem: Problem, wrong: npt.NDArray[np.bool_]) -> Iterator[str]:
     """Say in which heads some rows (heads, n) are, and which they are, if not in all."""
     heads, rows = np.flatnonzero(wrong.any(1)), np.flatnonzero(wrong.any(0))
+    if problem.lead and np.sum(wrong) <= _LISTED and np.sum(wrong) < len(heads) * len(rows):
+        each = (name_span(problem.rows, np.flatnonzero(wrong[x])) for x in heads)
+        names = (name_heads(problem, heads[at : at + 1]) for at in range(len(heads)))
+        yield "; ".join(f"{x}, {y}" for x, y in zip(names, each, strict=True))
+        return
     if problem.lead and 0 < len(heads) < len(wrong):
         yield name_heads(problem, heads)
     if size := find_tiles(wrong):
@@ -308,7 +327,7 @@ def remark_stray(problem: Problem, stray: npt.NDArray[np.bool_], dtype: str) -> 
     where = ", ".join(list_rows(problem, stray))
     return (
         f"{where}: numbers that {dtype} does not have; all other rows hold only {dtype} numbers, "
-        f"so the output is judged as {dtype}"
+        f"so {problem.result} is judged as {dtype}"
     )
 
 
