@@ -1,6 +1,6 @@
 """Known defects with a size: the derivative of the output to it, and the sentence for it.
 
-Some move all rows, by plain mistakes: their directions `PLAIN` are known before errors are looked
+Some move all rows, by plain mistakes: their directions `PLAIN_DIRECTIONS` are known before errors are looked
 at. Along a fixed direction u the error of a row is sub-Gaussian with the variance
 :math:`u^T C u`, where C is the covariance of its columns, and rows are independent. What errors may
 have in common adds up to a slack, for each direction another.
@@ -34,7 +34,7 @@ SCORE_CHANGES: Mapping[str, Callable[[SoftmaxHead, Tile, slice], Any]] = {
     "slope": lambda head, tile, i: head.ahead(i, tile.keys),
     "temperature": lambda head, tile, i: 0.0 if tile.is_sink else tile.scores,
 }
-PLAIN = ("scale", "temperature", "factor")
+PLAIN_DIRECTIONS = ("scale", "temperature", "factor")
 
 SENTENCES: Mapping[str, str] = {
     "scale": "the scale is {factor} times the declared scale",

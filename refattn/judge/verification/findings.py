@@ -15,7 +15,7 @@ from ..rounding.problems import Index, Problem
 
 WITHOUT_POWER = ("zeros", "mean of v")  # if one of these passes, a verdict means little
 LOGARITHMS = {"ln(2)": math.log(2), "log2(e)": 1 / math.log(2)}  # factors that are forgotten
-_LISTED = 4  # numbers that are written one by one, at most
+_NUMBERS_NAMED = 4  # numbers that are written one by one, at most
 _PERIODS = (4, 8, 16, 32, 64, 128)  # of places that come again
 IGNORES = "a kernel that ignores"  # an option: likewise
 UNUSED_D_OUT = "d_out is not used: there is no dq, dk or dv"
@@ -208,7 +208,7 @@ def describe_span(numbers: npt.NDArray[Any]) -> str:
     steps = np.unique(np.diff(numbers))
     if len(steps) == 1 and len(numbers) > 2:
         return f"{first} to {last} in steps of {int(steps[0])}"
-    if len(numbers) <= _LISTED:
+    if len(numbers) <= _NUMBERS_NAMED:
         return f"{', '.join(map(str, numbers[:-1]))} and {last}"
     for size in _PERIODS:
         some, every = np.unique(numbers % size), np.arange(first, last + 1)

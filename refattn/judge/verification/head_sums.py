@@ -16,7 +16,7 @@ from ..rounding.head import CACHED_PAIRS, TILE_KEYS, ScoredRows, Tile, attend_ro
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
 from ..rounding.roundings import Roundings, RowErrors
-from .directions import NEARLY_ONE, PLAIN, list_tangents
+from .directions import NEARLY_ONE, PLAIN_DIRECTIONS, list_tangents
 from .evidence import DirectionSums, Evidence, Known, Tally
 from .findings import Numbers
 from .z_scores import LseErrors, over_bound
@@ -46,7 +46,7 @@ class HeadSums:
         self.alone: dict[str, Doubles] = {}  # the variance of such a sum by what is in no other
         self.known: dict[str, Known] = {}  # those sums with a variance that is known, by head
         if problem.is_mean:  # it is found where it is wanted
-            self.known = {x: Known(*np.zeros((5, heads))) for x in names if x in PLAIN}
+            self.known = {x: Known(*np.zeros((5, heads))) for x in names if x in PLAIN_DIRECTIONS}
         if problem.gradient is not None and not rows_apart:
             self.along = {x: np.zeros((heads, n, d_v)) for x in names}
             self.alone = {x: np.zeros((heads, n)) for x in names}

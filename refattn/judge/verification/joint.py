@@ -30,8 +30,8 @@ from .findings import Numbers, WrongRow
 
 MOST = 40  # rows of which it is computed at a time
 DOUBT = 1.0  # mean square of z above which the law of a row is computed
-_TRIES = math.log(3)  # tests of a row, of which the surest is taken
-_MOST_PRODUCTS, _SOLVING = 2**32, 50  # in which further rows are tested; of a row, columns times
+_TESTS_OF_ROW = math.log(3)  # tests of a row, of which the surest is taken
+_PRODUCTS, _SOLVING = 2**32, 50  # in which further rows are tested; of a row, columns times
 _DESCENTS = 40  # to the least square, each of which gives a lower bound of it
 _RANK = 1e-10  # of the largest eigenvalue, which smaller ones are raised to
 
@@ -169,9 +169,9 @@ def find_wrong(
     found = np.minimum(math.log(2 * columns) - peaks * peaks / 2, log_chernoff(squares, 1))
     found, means = np.where(beyond, -math.inf, np.minimum(found, 0.0)), peaks * peaks
     # Where these tests are enough, no other is needed.
-    doubtful = np.flatnonzero((squares > DOUBT) & (found > level - _TRIES))
+    doubtful = np.flatnonzero((squares > DOUBT) & (found > level - _TESTS_OF_ROW))
     doubtful = doubtful[np.argsort(-squares.ravel()[doubtful], kind="stable")]
-    most = _MOST_PRODUCTS // (columns**2 * (problem.shape[1] + _SOLVING * columns))
+    most = _PRODUCTS // (columns**2 * (problem.shape[1] + _SOLVING * columns))
     tested, goes_on = 0, True
     while goes_on and tested < len(doubtful) and (tested == 0 or tested < most):
         batch, least = doubtful[tested : tested + MOST], 0.0
@@ -182,10 +182,12 @@ def find_wrong(
             means[head, rows] = np.where(surer, of_rows, means[head, rows])
             found[head, rows] = np.fmin(found[head, rows], log_p)
             least = min(least, float(np.min(log_p)))
-        tested, goes_on = tested + len(batch), least + _TRIES <= level
+        tested, goes_on = tested + len(batch), least + _TESTS_OF_ROW <= level
     places = zip(*np.nonzero(found < 0), strict=True)
     wrong = [
-        WrongRow((*problem.index_of(h), int(i)), float(means[h, i]), float(found[h, i]) + _TRIES)
+        WrongRow(
+            (*problem.index_of(h), int(i)), float(means[h, i]), float(found[h, i]) + _TESTS_OF_ROW
+        )
         for h, i in places
     ]
     return sorted(wrong, key=lambda x: x.log_p), goes_on and tested < len(doubtful)

@@ -95,7 +95,7 @@ _UNLIKELY = 10.0  # log of how much likelier others are on some rows of another 
 _SURELY_REJECTED = -100.0  # log of a p-value that is surely enough to reject a profile by some rows
 _SURE_P = 1e-40  # corrected p-value by which some rows reject a profile, beside tests of all
 _ASKED_ROWS = 8  # that are the worst by the profile that failed first
-_FEW_ROWS = 8  # of so many, one may be wrong, and the others tell the profile
+_ONE_OF_ROWS = 8  # of so many, one may be wrong, and the others tell the profile
 _TESTS = 64  # more than a trial has: what is sure beside so many needs no other
 
 
@@ -339,7 +339,7 @@ class _Case:
         if tightest != best.profile:
             trial = self.trials.get(tightest) or self.attempt(tightest, whole=False)
             named, more = _name_wrong(trial, self.alpha)
-            if 0 < len(named) <= trial.rows / _FEW_ROWS and not more:
+            if 0 < len(named) <= trial.rows / _ONE_OF_ROWS and not more:
                 return named, more
         return _name_wrong(best, self.alpha)
 

@@ -39,9 +39,9 @@ from .findings import Numbers, Part
 from .inputs import type_of_states, unlimited, widest
 
 _BACKWARD = ("dq", "dk", "dv")
-_FEW = 8  # one of so many rows, at most, is of another type
-_COMPARED, _HEADS = 64, 4  # rows that tell the type, and their heads
-_OFF = 2.0**-18  # of a number, that roundings of float32 do not move it by
+_ONE_STRAY = 8  # one of so many rows, at most, is of another type
+_ROWS_OF_TYPE, _HEADS_OF_TYPE = 64, 4  # rows that tell the type, and their heads
+_MOVED = 2.0**-18  # of a number, that roundings of float32 do not move it by
 _KINDS = {"exact": "scores", "random-features": "frequencies", "feature-map": "map"}
 _KINDS |= {"recurrent": "recurrent"}
 
@@ -281,7 +281,7 @@ def _settle_type(problem: Problem, out: Callable[[Index], Doubles], stored: str)
         stray = np.zeros((math.prod(problem.lead), problem.shape[0]), bool)
         for index in np.ndindex(problem.lead):
             stray[problem.number(index)] = ~np.all(FORMATS[name].holds(out(index)), -1)
-            if _FEW * np.sum(stray) > stray.size:
+            if _ONE_STRAY * np.sum(stray) > stray.size:
                 break
         else:
             if _are_rounded(problem, out, np.argwhere(~stray)):
@@ -296,14 +296,16 @@ def _are_rounded(
 
     Where they do not, the exact result may be a number of a narrow type itself: values of one key.
     """
-    rows = thin(rows[np.isin(rows[:, 0], thin(np.unique(rows[:, 0]), _HEADS))], _COMPARED)
+    rows = thin(
+        rows[np.isin(rows[:, 0], thin(np.unique(rows[:, 0]), _HEADS_OF_TYPE))], _ROWS_OF_TYPE
+    )
     roundings, off = profile_of("math").roundings(problem.storage), []
     for number in np.unique(rows[:, 0]).tolist():
         index, i = problem.index_of(number), rows[rows[:, 0] == number, 1].tolist()
         with np.errstate(all="ignore"):
             exact = [problem.exact(index, roundings, slice(x, x + 1)) for x in i]
             got = out(index)[i]
-        off.append((np.abs(got - np.concatenate(exact)) > _OFF * np.abs(got)).ravel())
+        off.append((np.abs(got - np.concatenate(exact)) > _MOVED * np.abs(got)).ravel())
     return bool(off) and bool(np.mean(np.concatenate(off)) > 1 / 2)
 
 

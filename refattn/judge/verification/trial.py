@@ -17,7 +17,7 @@ from ..rounding.covariance import bound_covariance
 from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
 from ..rounding.roundings import WORST, Roundings
-from .directions import PLAIN, bound_along, explain_size, give_error, list_changes
+from .directions import PLAIN_DIRECTIONS, bound_along, explain_size, give_error, list_changes
 from .evidence import (
     Estimate,
     Evidence,
@@ -69,7 +69,7 @@ def attempt(
     full = problem if look.full is None else problem._replace(blocks=look.full)
     sweep(full, dtype, profile, errors.add, changes, look.exact)
     if look.rest:
-        few = {x: f for x, f in changes.items() if x in PLAIN}
+        few = {x: f for x, f in changes.items() if x in PLAIN_DIRECTIONS}
         rest = problem._replace(blocks=look.rest)
         sweep(rest, dtype, profile, errors.add_few, few, look.exact)
     squares, count = errors.square, errors.rows
@@ -305,7 +305,7 @@ def _list_doubtful(errors: HeadSums) -> list[str]:
     """Name the plain directions of which the law is wanted, of all heads or of one."""
     if not errors.problem.is_mean:
         return []
-    plain = {x: y for x, y in errors.sums.items() if x in PLAIN}
+    plain = {x: y for x, y in errors.sums.items() if x in PLAIN_DIRECTIONS}
     scaled = {x: (errors.weights * y.errors, errors.weights * y.size) for x, y in plain.items()}
     return [
         x for x, of in scaled.items() if is_doubtful(*map(np.ravel, of)) or np.any(is_doubtful(*of))

@@ -175,7 +175,7 @@ def test_all_wrong_rows_are_named_where_they_are_many(rows, monkeypatch):
         words = "64 of 256 rows, queries 3 to 63 in steps of 4"
     assert found.place == words
     assert not found.more_rows
-    monkeypatch.setattr(joint, "_MOST_PRODUCTS", 0)
+    monkeypatch.setattr(joint, "_PRODUCTS", 0)
     found = verify(**given, out=out, profile="flash")
     assert found.more_rows
     assert joint.MOST <= len(found.rows) < np.sum(wrong)

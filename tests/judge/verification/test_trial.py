@@ -13,7 +13,7 @@ from refattn.judge.rounding.backward import variance_along
 from refattn.judge.rounding.covariance import bound_covariance
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.verification import trial
-from refattn.judge.verification.directions import PLAIN, list_changes
+from refattn.judge.verification.directions import PLAIN_DIRECTIONS, list_changes
 from refattn.judge.verification.findings import Numbers, Suspect
 from refattn.judge.verification.head_sums import row_weights
 from refattn.judge.verification.looks import Look
@@ -197,7 +197,7 @@ def expected(given):
 
             def p_of(at, name=name):
                 p = surer(name, at)[2]
-                if name not in PLAIN:
+                if name not in PLAIN_DIRECTIONS:
                     return p
                 return slow.many(min(p, given.known(name, sums[name], at)[0]), 2)
 
@@ -246,7 +246,7 @@ def test_a_trial_number_by_number(causal, softcap, name, monkeypatch):
     for name, size in tried.detectable.items():
         g, slack = (sum(x[a] for x in sums[name].values()) for a in (2, 3))
         least = (t * math.sqrt(g) + slack) / g
-        if name in PLAIN:
+        if name in PLAIN_DIRECTIONS:
             every = [*product(range(HEADS), range(N))]
             least = min(least, given.known(name, sums[name], every)[1](t))
         assert size == pytest.approx(least, rel=1e-4), name

@@ -344,5 +344,5 @@ def test_rows_of_a_gradient_that_were_not_rounded_are_named():
     arrays = {x: stored(y, "bfloat16") for x, y in zip("qkv", (q, k, v), strict=True)}
     found = verify(**arrays, **got, d_out=stored(g, "bfloat16")).parts["dv"]
     assert (found.verdict, found.out_dtype) == ("PASS", "bfloat16")
-    assert found.remarks[0].startswith("head 1, keys 3 and 4: numbers that bfloat16 does not have")
+    assert found.remarks[0].startswith("head 1, keys 3 to 4: numbers that bfloat16 does not have")
     assert found.remarks[0].endswith("so dv is judged as bfloat16")

@@ -21,7 +21,7 @@ from .sampled import Rows, attend, take_rows
 from .slips import score_all
 from .wrong_rows import POWER, Sample, differ, divide, find_tiles, number_sequences
 
-_LISTED = 4  # rows that are named one by one, at most
+_ROWS_NAMED = 4  # rows that are named one by one, at most
 _ALL = 0.95  # of the rows, at most, that are a part of them
 _UNLIKE = 0.3  # correlation, at most, of numbers that have nothing to do with the exact ones
 _NUMBERS = 256  # at least, by which that is said
@@ -80,7 +80,7 @@ def list_places(problem: Problem, sample: Sample) -> Iterator[str]:
 def list_rows(problem: Problem, wrong: npt.NDArray[np.bool_]) -> Iterator[str]:
     """Say in which heads some rows (heads, n) are, and which they are, if not in all."""
     heads, rows = np.flatnonzero(wrong.any(1)), np.flatnonzero(wrong.any(0))
-    if problem.lead and np.sum(wrong) <= _LISTED and np.sum(wrong) < len(heads) * len(rows):
+    if problem.lead and np.sum(wrong) <= _ROWS_NAMED and np.sum(wrong) < len(heads) * len(rows):
         each = (name_span(problem.rows, np.flatnonzero(wrong[x])) for x in heads)
         names = (name_heads(problem, heads[at : at + 1]) for at in range(len(heads)))
         yield "; ".join(f"{x}, {y}" for x, y in zip(names, each, strict=True))
