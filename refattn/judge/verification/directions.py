@@ -1,7 +1,7 @@
 """Known defects with a size: the derivative of the output to it, and the sentence for it.
 
-Some move all rows, by plain mistakes: their directions `PLAIN_DIRECTIONS` are known before errors are looked
-at. Along a fixed direction u the error of a row is sub-Gaussian with the variance
+Some move all rows, by plain mistakes: their directions, `PLAIN_DIRECTIONS`, are known before errors
+are looked at. Along a fixed direction u the error of a row is sub-Gaussian with the variance
 :math:`u^T C u`, where C is the covariance of its columns, and rows are independent. What errors may
 have in common adds up to a slack, for each direction another.
 """

@@ -14,7 +14,8 @@ as :math:`E e^{u \cdot A\xi} \le e^{u^T C u / 2}` for all u, and so for a Gaussi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +26,16 @@ from ..rounding.covariance import covariance, distinct_columns
 from ..rounding.problems import Index, Problem
 from ..rounding.roundings import Roundings, RowErrors
 from ..rounding.softmax import analyse_softmax
-from .evidence import log_chernoff
+from .evidence import log_chernoff, log_quadratic
 from .findings import Numbers, WrongRow
 
 MOST = 40  # rows of which it is computed at a time
 DOUBT = 1.0  # mean square of z above which the law of a row is computed
 _TESTS_OF_ROW = math.log(3)  # tests of a row, of which the surest is taken
 _PRODUCTS, _SOLVING = 2**32, 50  # in which further rows are tested; of a row, columns times
+TILE = 16  # rows of the smallest tile that is tested
+_BLOCKS_TAKEN, _ROWS_TAKEN = 4, 2  # by which it is said what would have been seen
+_BISECTIONS, _STEPS = 24, 4
 _DESCENTS = 40  # to the least square, each of which gives a lower bound of it
 _RANK = 1e-10  # of the largest eigenvalue, which smaller ones are raised to
 
@@ -191,3 +195,118 @@ def find_wrong(
         for h, i in places
     ]
     return sorted(wrong, key=lambda x: x.log_p), goes_on and tested < len(doubtful)
+
+
+def find_smallest(
+    problem: Problem, roundings: Roundings, rows: int, level: float
+) -> dict[str, float]:
+    """Find about the smallest factors on one row, on one tile and on one head that are rejected.
+
+    They are medians or means of some rows of those that are tested, by the tests of rows, tiles and
+    heads, each of which rejects below a level, the log of a p-value.
+    """
+    found = list(_take_laws(problem, roundings))
+    if not found:
+        return {}
+    alone = np.concatenate([x.rows(level - math.log(3 * rows)) for x in found])
+    z = [x.z for x in found]
+
+    def mean(size: float) -> float:
+        return float(np.mean(np.concatenate([np.mean(np.square(of(size)), -1) for of in z])))
+
+    n, heads, many = problem.shape[0], math.prod(problem.lead), rows / TILE
+    sizes = {"row": float(np.median(alone))}
+    apart = problem.rows_apart(roundings)
+    if n > TILE and apart:
+        least = _solve(lambda x: -log_chernoff(x, TILE), math.log(many) - level)
+        variances = [x.variances for x in found if x.variances is not None and problem.is_mean]
+        if variances:
+            few = np.concatenate(variances)
+            few = np.tile(few, (-(-TILE // len(few)), 1))[:TILE]
+            total = _solve(lambda x: -log_quadratic(x, few), math.log(2 * many) - level)
+            least = min(least, total / few.size)
+        sizes["tile"] = _solve(mean, least)
+    if heads > 1 and apart:
+        sizes["head"] = _solve(mean, _solve(lambda x: -log_chernoff(x, n), math.log(heads) - level))
+    return {x: y for x, y in sizes.items() if y < 1}
+
+
+class _BlockLaw(NamedTuple):
+    """The law of some rows: errors that are no evidence, and how columns depend on each other."""
+
+    law: RowErrors
+    columns: npt.NDArray[np.int64]
+    covariances: Doubles | None
+
+    def z(self, size: float) -> Doubles:
+        """Return what tests take for z if rows are too large by a factor 1 + size."""
+        errors = size * self.law.out
+        return np.asarray((errors - np.clip(errors, *self.law.span_rounding())) / self.law.worst)
+
+    @property
+    def variances(self) -> Doubles | None:
+        """Return the variances of z along its axes, (rows, columns)."""
+        if self.covariances is None or len(self.columns) < self.law.out.shape[1]:
+            return None
+        worst = self.law.worst
+        return np.asarray(
+            np.linalg.eigvalsh(self.covariances / (worst[:, :, None] * worst[:, None, :]))
+        )
+
+    def rows(self, level: float) -> Doubles:
+        """Find the factors by which each row alone is rejected."""
+        (count, d_v), r = self.law.out.shape, len(self.columns)
+        peak = math.sqrt(2 * (math.log(2 * d_v) - level))
+        sizes = np.ones(count)
+        for at in range(count):
+            one = self._replace(law=self.law.take(slice(at, at + 1)))
+
+            def largest(size: float, one: _BlockLaw = one) -> float:
+                return float(np.max(np.abs(one.z(size))))
+
+            sizes[at] = _solve(largest, peak)
+        if self.covariances is None:
+            return sizes
+        return np.minimum(sizes, self._solve_jointly(_solve(lambda x: -log_chernoff(x, r), -level)))
+
+    def _solve_jointly(self, least: float) -> Doubles:
+        """Find the factors from which the least square over the columns is so large."""
+        assert self.covariances is not None
+        out = self.law.out[:, self.columns]
+        low, high = (x[:, self.columns] for x in self.law.span_rounding())
+        none, least = np.zeros_like(out), least * out.shape[1]
+        alone = np.maximum(least_squares(self.covariances, out, none, none), 1e-300)
+        size = np.sqrt(least / alone)
+        for _ in range(_STEPS):  # what is subtracted makes it larger
+            square = least_squares(self.covariances, size[:, None] * out, low, high)
+            size = size * np.sqrt(np.clip(least / np.maximum(square, 1e-300), 0.25, 4.0))
+        return np.asarray(size)
+
+
+def _take_laws(problem: Problem, roundings: Roundings) -> Iterator[_BlockLaw]:
+    """Take the laws of some rows that have one."""
+    for index, i in problem.few_items(_BLOCKS_TAKEN):
+        rows = np.unique(np.linspace(i.start, i.stop - 1, _ROWS_TAKEN).astype(int))
+        if problem.kind == "scores":
+            columns = distinct_columns(list_tokens(problem, index))
+            law, covariances = _find_laws(problem, roundings, index, rows, columns)
+        else:
+            columns, covariances = np.arange(problem.shape[2]), None
+            each = (problem.analyse(index, roundings, slice(x, x + 1)) for x in rows.tolist())
+            law = RowErrors.join([*each])
+        known = np.all(np.isfinite(law.worst), -1) & np.any(law.out, -1)
+        if covariances is not None:
+            known &= np.all(np.isfinite(covariances), (1, 2))
+        if known.any():
+            parts: list[Any] = [x[known] if isinstance(x, np.ndarray) else x for x in law]
+            some = None if covariances is None else covariances[known]
+            yield _BlockLaw(RowErrors(*parts), columns, some)
+
+
+def _solve(f: Callable[[float], float], least: float) -> float:
+    """Find where a function that rises with x > 0 is so large."""
+    low, high = 2.0**-60, 2.0**60
+    for _ in range(_BISECTIONS):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if f(middle) >= least else (middle, high)
+    return high

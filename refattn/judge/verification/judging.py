@@ -72,7 +72,7 @@ from .choice import (
 from .empty_rows import describe_idle
 from .findings import Finding, Numbers, Part, ProfileTrial, weaken
 from .head_sums import RowWeights
-from .joint import test_each
+from .joint import find_smallest, test_each
 from .likelihood import ALIKE, Fit, compare
 from .looks import (
     Blocks,
@@ -279,6 +279,7 @@ class _Case:
         remarks += [numbers.remark] * bool(numbers.remark)
         remarks += [] if best.known else remark_beyond(problem)
         blind: list[str] = []
+        detectable, by = best.detectable, self.profiles[name]
         if failed:
             # A defect of a few rows is lost among all: it is measured on the worst of them.
             if problem.is_mean and best.loud:
@@ -288,13 +289,16 @@ class _Case:
                 *_suspect_float32(problem, numbers, dtype, self.alpha),
             ]
         else:
-            blind = mark_right_mean(problem, self._list_blind(self.profiles[name]))
+            level = math.log(self.alpha / max(len(best.tests), 1))
+            read = problem.read_by(by)
+            found = find_smallest(read, by.roundings(dtype), best.rows, level)
+            detectable |= {x: min(y, detectable.get(x, y)) for x, y in found.items()}
+            blind = mark_right_mean(problem, self._list_blind(by))
             # Numbers that fit far too well may be those of a tighter profile, without an option.
             if best.z.rms < _TOO_WELL:
                 tighter = [y for x, y in self.profiles.items() if self.is_rejected(x)]
                 blind += list_ignored(problem, numbers, dtype, tighter)
             remarks += [*remark_same_values(problem, blind), *_remark_idle(best.idle)]
-            by = self.profiles[name]
             remarks += describe_idle(problem, numbers, dtype, by, sorted(best.idle))
             if problem.kind == "recurrent" and by.states is not None:
                 remarks.append(f"fits a kernel whose state is kept in {dtype} between chunks")
@@ -315,7 +319,7 @@ class _Case:
             numbers.out_dtype,
             (*problem.lead, problem.shape[0], problem.shape[2]),
             best.known,
-            best.detectable,
+            detectable,
             self.alpha,
             self._list_smallest(),
             self.seconds + time.perf_counter() - start,

@@ -124,6 +124,11 @@ def attempt(
         for x, sums in errors.sums.items()
         if np.sum(sums.size) > 0 and usable > 2 * threshold**2 and not errors.along
     }
+    heads = len(errors.weights)
+    if "factor" in detectable and heads > 1 and usable > 2 * heads * threshold**2:
+        of_factor = errors.sums["factor"]
+        g, slack = (float(np.median(np.sum(x, -1))) for x in (of_factor.size, of_factor.slack))
+        detectable["head"] = (threshold * math.sqrt(g) + slack) / g if g > 0 else math.inf
     for x, of_heads in errors.known.items():
         law = of_heads.over(0)
         if law.g > 0:

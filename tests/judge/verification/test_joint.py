@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from refattn import verify
+from refattn import linear_attention, verify
 from refattn.judge.rounding import PROFILES
 from refattn.judge.rounding.covariance import bound_covariance, covariance, distinct_columns
 from refattn.judge.rounding.formats import FORMATS
@@ -14,6 +14,7 @@ from refattn.judge.rounding.problems import pose_arrays
 from refattn.judge.verification import joint
 from refattn.judge.verification.findings import Numbers
 from tests.judge.rounding.rounded import ALARM, Case, Noise, Steps, of_heads, stepwise
+from tests.judge.rounding.rounded import made as of_gradients
 
 SIZES = {  # tokens, head size, mean of the values, factor of queries, causal
     "plain": (64, 96, 16, 0, 1, False),
@@ -212,3 +213,37 @@ def test_rows_are_named_by_the_profile_of_all_others():
     assert found.verdict == "FAIL"
     assert {i for (_, i), _ in found.rows} == {*range(3, 64, 16)}
     assert found.place == "16 of 256 rows, queries 3 to 51 in steps of 16"
+
+
+@pytest.mark.parametrize("name", ["flash", pytest.param("math", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("of", "words"),
+    [
+        ("row", "one row"),
+        pytest.param("tile", "16 rows", marks=pytest.mark.long),
+        pytest.param("head", "one head", marks=pytest.mark.long),
+    ],
+)
+def test_the_smallest_errors_of_a_row_a_tile_and_a_head(of, words, name):
+    """Of 4 times the size they are rejected, and of a quarter of it they are not."""
+    given, out = made(name, "bfloat16", "plain", 11)
+    right, to = verify(**given, out=out, profile=name), FORMATS["bfloat16"]
+    assert right.verdict == "PASS"
+    assert f"{words} wrong by a factor 1 + {right.detectable[of]:.2g}" in str(right)
+    rows = {"row": slice(30, 31), "tile": slice(16, 32), "head": slice(None)}[of]
+    for factor, verdict in ((0.25, "PASS"), (4.0, "FAIL")):
+        got = out.copy()
+        got[1, rows] = to.round(got[1, rows] * (1 + factor * right.detectable[of]))
+        assert verify(**given, out=got, profile=name).verdict == verdict
+
+
+def test_gradients_and_recurrences_tell_the_smallest_error_of_a_row():
+    given, out = made("flash", "bfloat16", "plain", 12)
+    g = FORMATS["bfloat16"].round(np.random.default_rng(0).standard_normal(out.shape))
+    q, k, v = (given[x] for x in "qkv")
+    got = of_gradients("flash", q, k, v, g, "bfloat16")
+    parts = verify(**given, d_out=g, **got).parts
+    assert all(0 < parts[x].detectable["row"] < 0.5 for x in ("dq", "dk", "dv"))
+    linear = linear_attention(q, k, v, causal=True)
+    found = verify(q=q, k=k, v=v, out=linear, estimator="linear", causal=True)
+    assert 0 < found.detectable["row"] < 1e-3
