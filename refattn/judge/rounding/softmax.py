@@ -237,7 +237,7 @@ def flushed_along(
     """
     to, found = roundings.weights, np.zeros((2, len(along), along.shape[-1]))
     if to is None or roundings.normalised or not np.any(rows.flushed):
-        return found[0]
+        return np.asarray(found[0])
     top, lse = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (rows.top, rows.lse))
     moved = np.swapaxes(rows.out[:, None, :] @ along, -1, -2)
     for tile in scan_tiles(head, i, count_tile_keys(len(rows.out))):

@@ -243,14 +243,18 @@ def test_a_trial_number_by_number(causal, softcap, name, monkeypatch):
         found = suspects[name]
         assert (found.estimate, found.error) == pytest.approx(told[name][:2], rel=1e-4), name
     t = math.sqrt(2 * math.log(2 * len(tried.tests) / 0.999))
-    for name, size in tried.detectable.items():
+    sizes = dict(tried.detectable)
+    of_heads = [[sums["factor"][x] for x in at] for at in in_tiles(N)]
+    g, slack = (np.median([sum(x[a] for x in rows) for rows in of_heads]) for a in (2, 3))
+    assert sizes.pop("head") == pytest.approx((t * math.sqrt(g) + slack) / g, rel=1e-4)
+    for name, size in sizes.items():
         g, slack = (sum(x[a] for x in sums[name].values()) for a in (2, 3))
         least = (t * math.sqrt(g) + slack) / g
         if name in PLAIN_DIRECTIONS:
             every = [*product(range(HEADS), range(N))]
             least = min(least, given.known(name, sums[name], every)[1](t))
         assert size == pytest.approx(least, rel=1e-4), name
-    assert tried.detectable.keys() == told.keys() - {"key", "key of a head"}
+    assert sizes.keys() == told.keys() - {"key", "key of a head"}
 
 
 @pytest.mark.parametrize("of", ["out", "lse"])
