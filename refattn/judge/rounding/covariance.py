@@ -20,7 +20,7 @@ from ...arrays.library import Doubles
 from .head import SoftmaxHead, count_tile_keys, scan_tiles
 from .roundings import LEAST_OWN, MAXIMUM_KEYS, RMS, WORST, Roundings, RowErrors
 from .shares import TileShares
-from .softmax import size_of_log
+from .softmax import bound_flushed, size_of_log
 from .ties import find_ties
 from .weight_errors import relative_variance
 
@@ -35,10 +35,12 @@ def covariance(
 ) -> tuple[Doubles, Doubles]:
     """Find the covariances of errors of the queries i along directions (d_v, r): (rows, r, r).
 
+    Each query may have directions of its own, (rows, d_v, r).
     They are those at the least favourable digits, or those of `RowErrors.std`, in two parts: of
     weights, scores and normalisers, and of what each column has of its own.
     """
-    (count, d_v), r = rows.out.shape, directions.shape[1]
+    (count, d_v), r = rows.out.shape, directions.shape[-1]
+    transposed = np.swapaxes(directions, -1, -2)
     found, alone = np.zeros((count, r, r)), np.zeros((count, d_v))
     first = np.zeros((count, d_v + 1))  # of noise times v, and 1
     lse = np.where(np.isfinite(rows.lse), rows.lse, 0.0)[:, None]
@@ -67,8 +69,8 @@ def covariance(
                     step = np.maximum(step, 2 * to.unit * p * (gap < 0))
             weights = noise + np.where(p > 0, step * step / 12, 0.0) * equal
         y = v @ directions
-        if count < r:
-            found += (y.T * weights[:, None, :]) @ y
+        if y.ndim == 3 or count < r:
+            found += (np.swapaxes(y, -1, -2) * weights[:, None, :]) @ y
         else:  # one product for all queries, with products of columns
             found += (weights @ (y[:, :, None] * y[:, None, :]).reshape(len(y), -1)).reshape(
                 found.shape
@@ -80,12 +82,12 @@ def covariance(
     summed = (WORST**2 if worst else 1.0) * np.asarray(rows.normaliser)
     alone += (summed + (0.0 if worst else factor))[:, None] * out * out
     rest = np.maximum(np.square(rows.worst if worst else rows.std) - alone, LEAST_OWN * alone)
-    out, moved = out @ directions, moved @ directions
+    out, moved = ((x[:, None, :] @ directions)[:, 0, :] for x in (out, moved))
     # Errors of scores move the normaliser, too: about v - out, where rounded weights are about v.
     cross = moved[:, :, None] * out[:, None, :]
     found += (noise + (factor + summed)[:, None])[:, :, None] * (out[:, :, None] * out[:, None, :])
     found -= cross + np.swapaxes(cross, -1, -2)
-    return found, np.einsum("cr,ic,cs->irs", directions, rest, directions, optimize=True)
+    return found, (transposed * rest[:, None, :]) @ directions
 
 
 def bound_covariance(head: SoftmaxHead, roundings: Roundings, i: slice, rows: RowErrors) -> Doubles:
@@ -136,6 +138,29 @@ def variance_of_maxima(
         whole += variance @ squares
         spared += (variance * (of.weights == largest)) @ squares
     return spared, whole
+
+
+def flushed_along(
+    head: SoftmaxHead, roundings: Roundings, i: slice, rows: RowErrors, along: Doubles
+) -> Doubles:
+    r"""Bound what weights of few spacings may add to sums along directions (b, d_v, r): (b, r).
+
+    Such weights, that become 0 or one of the smallest numbers, may all be rounded the same way. Of
+    :math:`\sum_c a_c \delta\mathrm{out}_{ic}` they are :math:`\sum_j \eta_{ij} (a \cdot v_j)`, or
+    with :math:`v_j - \mathrm{out}_i` if the normaliser is a sum of rounded weights.
+    """
+    to, found = roundings.weights, np.zeros((2, len(along), along.shape[-1]))
+    if to is None or roundings.normalised or not np.any(rows.flushed):
+        return np.asarray(found[0])
+    top, lse = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (rows.top, rows.lse))
+    moved = np.swapaxes(rows.out[:, None, :] @ along, -1, -2)
+    for tile in scan_tiles(head, i, count_tile_keys(len(rows.out))):
+        of = TileShares.of(tile, top).over(np.exp(top - lse))
+        most = of.keep_rounded(bound_flushed(of.weights, to.spacing(0.0)) * np.exp(top - lse))
+        y = np.swapaxes(head.v[tile.keys] @ along, -1, -2)
+        for sums, x in zip(found, (y, y - moved), strict=True):
+            sums += np.einsum("ij,irj->ir", most, np.abs(x))
+    return np.asarray(np.max(found, 0))
 
 
 def distinct_columns(v: Doubles) -> npt.NDArray[np.int64]:

@@ -120,6 +120,7 @@ class RowErrors(NamedTuple):
     lse_rest: Doubles | float = 0.0
     shift: Doubles | float = 0.0  # what a unit that cuts sums is expected to add to the result
     normaliser: Doubles | float = 0.0  # relative variance of a sum of weights, a part of `std`
+    flushed: Doubles | float = 0.0  # how much of the slack is of weights of few spacings
 
     def errors(self, got: Doubles) -> Doubles:
         """Return how far numbers are from the exact result, the rest and the shift of its unit."""

@@ -158,9 +158,9 @@ def analyse_softmax(
     if "scale" in tangents:
         constants = CONSTANTS * unit + split_error(roundings.score_unit)
         slack = slack + constants * np.abs(tangents["scale"])
-    slack = slack + sums.flushed[:, :-1] + sums.flushed[:, -1:] * np.abs(exact.out)
+    flushed = sums.flushed[:, :-1] + sums.flushed[:, -1:] * np.abs(exact.out)
     # The sums of weights and of their products with values lose the same keys.
-    slack = slack + np.abs(sums.absorbed[:, :-1] - sums.absorbed[:, -1:] * exact.out)
+    slack = slack + flushed + np.abs(sums.absorbed[:, :-1] - sums.absorbed[:, -1:] * exact.out)
     lse_slack = unit * (roundings.exp + drift[:, -1] + 2 * np.abs(log[:, 0]))
     # Beside a kernel in float64, float64 is no reference: results in pairs are.
     out, lse = Pair(exact.out, 0.0), Pair(exact.lse, 0.0)
@@ -185,6 +185,7 @@ def analyse_softmax(
         lse_rest=lse.lo,
         shift=shift,
         normaliser=sums.sum_variance(roundings),
+        flushed=flushed,
     )
 
 
@@ -199,6 +200,11 @@ def begin_bound(
     sums.share(exact)
     sums.single = take_single(head, roundings, i, sums.whole)
     return sums
+
+
+def bound_flushed(weights: Doubles, last: Any) -> Doubles:
+    """Bound how far weights of few spacings of the smallest numbers move; 0 for larger ones."""
+    return np.asarray((weights < _FLUSHED * last) * np.minimum(weights, last / 2))
 
 
 class ErrorSums:
@@ -418,7 +424,7 @@ class ErrorSums:
             narrow *= equal
         values.sum_squares(widest, self.wider)
         if of.least < _FLUSHED * last:  # many become 0 or the last number: half of it, as slack
-            flushed = of.keep_rounded((weights < _FLUSHED * last) * (self.whole * last / 2))
+            flushed = of.keep_rounded(bound_flushed(weights, last) * self.whole)
             self.flushed[:, :-1] += values.scaled(flushed @ values.sizes)
             self.flushed[:, -1] += np.sum(flushed, -1)
         self._tie(roundings, of)

@@ -1,18 +1,27 @@
-"""Known defects with a size: the derivative of the output to it, and the sentence for it."""
+"""Known defects with a size: the derivative of the output to it, and the sentence for it.
+
+Some move all rows, by plain mistakes: their directions, `PLAIN_DIRECTIONS`, are known before errors
+are looked at. Along a fixed direction u the error of a row is sub-Gaussian with the variance
+:math:`u^T C u`, where C is the covariance of its columns, and rows are independent. What errors may
+have in common adds up to a slack, for each direction another.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...arrays.library import Doubles
+from ..rounding.covariance import covariance, flushed_along
 from ..rounding.head import SoftmaxHead, Tile
-from ..rounding.problems import Index, Problem
+from ..rounding.problems import Index, Problem, sweep
+from ..rounding.profiles import Profile
 from ..rounding.roundings import RowErrors
 from ..rounding.saved import multiply_slope
+from .findings import Numbers
 
 NEARLY_ONE = 1 - 2.0**-20  # a share of a key beside which 1 less the share has lost its digits
 
@@ -22,11 +31,14 @@ SCORE_CHANGES: Mapping[str, Callable[[SoftmaxHead, Tile, slice], Any]] = {
     # c tanh(s / c) = s - s^3 / (3 c^2) + ...: the size is 1 / c^2, which is 0 without a cap.
     "softcap": lambda head, tile, i: tile.logits * np.square(tile.logits) / -3,
     "slope": lambda head, tile, i: head.ahead(i, tile.keys),
+    "temperature": lambda head, tile, i: 0.0 if tile.is_sink else tile.scores,
 }
+PLAIN_DIRECTIONS = ("scale", "temperature", "factor")
 
 SENTENCES: Mapping[str, str] = {
     "scale": "the scale is {factor} times the declared scale",
     "softcap": "1 / cap^2 of a soft cap on the scores is {size}",
+    "temperature": "scores, with cap and bias, are {factor} times what they should be",
     "slope": "scores {way} by {amount} with each key, as with ALiBi",
     "lse": "lse is too {side} by {amount}",
     "factor": "{result} is {factor} times what it should be",
@@ -39,6 +51,43 @@ SENTENCES: Mapping[str, str] = {
     "edge+1": "a query also sees the next key: {size} of its weight counts",
     "edge-1": "a query does not see its last key: {size} of its weight is missing",
 }
+
+
+def list_changes(problem: Problem) -> dict[str, Callable[[SoftmaxHead, Tile, slice], Any]]:
+    """List the changes of scores that are defects of a problem, and no other's."""
+    capped, biased = problem.softcap is not None, "bias" in problem.first
+    absent = {"softcap": capped, "temperature": not (capped or biased)}
+    return {x: f for x, f in SCORE_CHANGES.items() if not absent.get(x, False)}
+
+
+def bound_along(
+    problem: Problem, numbers: Numbers, dtype: str, profile: Profile, names: Sequence[str]
+) -> dict[str, tuple[Doubles, Doubles]]:
+    """Bound the variance and the slack of what `DirectionSums` hold of each row, (heads, n).
+
+    Variances are those at the least favourable digits.
+    """
+    roundings, read = profile.roundings(dtype), problem.read_by(profile)
+    shape = math.prod(problem.lead), problem.shape[0]
+    found = {x: (np.zeros(shape), np.zeros(shape)) for x in names}
+
+    def add(index: Index, i: slice, rows: RowErrors) -> None:
+        known = np.isfinite(rows.std) & np.isfinite(rows.errors(numbers.out(index)[i]))
+        steep = {**rows.tangents, "factor": rows.out}
+        weights = np.where(known, 1 / np.square(rows.std), 0.0)
+        along = np.stack([steep[x] * weights for x in names], -1)
+        head, law = read.head(index), rows._replace(worst=np.where(known, rows.worst, 0.0))
+        squares = np.add(*covariance(head, roundings, i, law, along))
+        apart = np.where(known, rows.slack - rows.flushed, 0.0)
+        slack = np.einsum("icr,ic->ir", np.abs(along), apart)
+        slack += flushed_along(head, roundings, i, rows, along)
+        at = problem.number(index)
+        for number, (of_variance, of_slack) in enumerate(found.values()):
+            of_variance[at, i], of_slack[at, i] = squares[:, number, number], slack[:, number]
+
+    changes = {x: SCORE_CHANGES[x] for x in names if x in SCORE_CHANGES}
+    sweep(problem, dtype, profile, add, changes)
+    return found
 
 
 def explain_size(problem: Problem, name: str) -> Callable[[float, float], str]:

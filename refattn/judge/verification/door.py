@@ -258,7 +258,8 @@ def verify(
         own = {x: dtype_of(y, x) for x, y in {"q": arrays["q"], **named}.items() if y is not None}
         parts = gather_recurrent(problems, read, types, type_of_states(states, own, storage))
     else:
-        parts = gather_parts(problem, read, types, {x: y.shape for x, y in got.items()})
+        declared = "out" in inputs.types
+        parts = gather_parts(problem, read, types, {x: y.shape for x, y in got.items()}, declared)
     names: ProfileChoice = profile
     if profile is None and kind != "recurrent":
         scaled = any(x is not None for x in scales.values())

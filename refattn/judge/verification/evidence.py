@@ -9,6 +9,8 @@ import numpy as np
 
 from ...arrays.library import Doubles
 
+_LAW_WANTED = 4.0  # standard deviations from which on the law of a sum is computed
+
 
 class DirectionSums(NamedTuple):
     """Of each row (..., n), sums over its columns along one direction."""
@@ -118,12 +120,33 @@ class Known(NamedTuple):
         """Sum over an axis."""
         return Known(*(np.sum(x, axis=axis) for x in self))
 
+    def add_to(self, other: Estimate) -> Estimate:
+        """Take the surer of two tests: their p-values add up, by Bonferroni."""
+        mine = self.test()
+        surer = mine.log_p < other.log_p
+        return other._replace(
+            log_p=np.minimum(np.where(surer, mine.log_p, other.log_p) + math.log(2), 0.0),
+            statistic=np.where(surer, mine.statistic, other.statistic),
+        )
+
     def test(self) -> Estimate:
         r"""Test by :math:`P(|\sum_i T_i| > t \sigma) \le 2 e^{-t^2/2}`."""
         t, u, g, slack, variance = (np.asarray(x, np.float64) for x in self)
         total, std = _remove_rounding(t, u)[0], np.sqrt(variance)
         known = (std > 0) & np.isfinite(std)  # nothing is tested without
         return Estimate.of(total, np.where(known, std, 0.0), std, g, slack)
+
+
+def is_doubtful(t: Any, g: Any) -> Any:
+    """Tell whether sums over rows, along the last axis, are so large that their law is wanted.
+
+    They are beside what they are if columns are independent, and beside those of random signs:
+    few rows cannot exceed the root of their number.
+    """
+    total, squares = np.abs(np.sum(t, -1)), np.sum(t * t, -1)
+    root = np.sum(g, -1) / np.sqrt(np.maximum(np.sum(g * g, -1), 1e-300))  # of the rows that count
+    least = np.minimum(_LAW_WANTED, root / 2)
+    return (total > _LAW_WANTED * np.sqrt(np.sum(g, -1))) & (total > least * np.sqrt(squares))
 
 
 class Estimate(NamedTuple):

@@ -15,6 +15,7 @@ from ..rounding.problems import Index, Problem
 
 WITHOUT_POWER = ("zeros", "mean of v")  # if one of these passes, a verdict means little
 LOGARITHMS = {"ln(2)": math.log(2), "log2(e)": 1 / math.log(2)}  # factors that are forgotten
+_NUMBERS_NAMED = 4  # numbers that are written one by one, at most
 _PERIODS = (4, 8, 16, 32, 64, 128)  # of places that come again
 IGNORES = "a kernel that ignores"  # an option: likewise
 UNUSED_D_OUT = "d_out is not used: there is no dq, dk or dv"
@@ -128,12 +129,15 @@ class Numbers(NamedTuple):
         Returns the log normalisers of a head, (n,).
     lse_dtype : str
         Their type.
+    remark : str
+        Which rows of the output hold numbers that its type does not have, if any do.
     """
 
     out: Callable[[Index], Doubles]
     out_dtype: str
     lse: Callable[[Index], Doubles] | None = None
     lse_dtype: str = "float32"
+    remark: str = ""
 
 
 class Part(NamedTuple):
@@ -155,6 +159,16 @@ class WrongRow(NamedTuple):
     log_p: float
 
 
+# Finds rows by their p-values, the smallest first, as long as logs of some are below a level; and
+# tells whether there may be more.
+Find = Callable[[float], tuple[Sequence[WrongRow], bool]]
+
+
+def find_none(level: float) -> tuple[Sequence[WrongRow], bool]:
+    """Find no wrong rows, where rows have no law."""
+    return (), False
+
+
 class ProfileTrial(NamedTuple):
     """What the numbers say of one profile."""
 
@@ -169,7 +183,7 @@ class ProfileTrial(NamedTuple):
     loud: tuple[tuple[Index, slice], ...] = ()  # rows with the largest z, if others are left out
     idle: Sequence[Index] = ()  # rows that may hold 0, or the mean of the values
     rows: int = 0  # that were tried
-    find: Callable[[], Sequence[WrongRow]] = list  # rows by their p-values, the smallest first
+    find: Find = find_none
 
     def with_test(self, test: Finding) -> ProfileTrial:
         """Add a test, and correct for it, too."""
@@ -191,15 +205,15 @@ def describe_span(numbers: npt.NDArray[Any]) -> str:
         return str(first)
     if last - first + 1 == len(numbers):
         return f"{first} to {last}"
-    if len(numbers) == 2:
-        return f"{first} and {last}"
     steps = np.unique(np.diff(numbers))
-    if len(steps) == 1:
+    if len(steps) == 1 and len(numbers) > 2:
         return f"{first} to {last} in steps of {int(steps[0])}"
+    if len(numbers) <= _NUMBERS_NAMED:
+        return f"{', '.join(map(str, numbers[:-1]))} and {last}"
     for size in _PERIODS:
         some, every = np.unique(numbers % size), np.arange(first, last + 1)
         regular = np.array_equal(numbers, every[np.isin(every % size, some)])
-        if last - first > 2 * size and regular and np.all(np.diff(some) == 1):
+        if last - first > 2 * size and regular and (len(some) == 2 or np.all(np.diff(some) == 1)):
             residues = describe_span(some)
             return f"{first} to {last} whose index % {size} is {residues}"
     return f"between {first} and {last}"

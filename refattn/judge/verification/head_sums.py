@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..rounding.head import CACHED_PAIRS, TILE_KEYS, ScoredRows, Tile, attend_ro
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
 from ..rounding.roundings import Roundings, RowErrors
-from .directions import NEARLY_ONE, list_tangents
+from .directions import NEARLY_ONE, PLAIN_DIRECTIONS, list_tangents
 from .evidence import DirectionSums, Evidence, Known, Tally
 from .findings import Numbers
 from .z_scores import LseErrors, over_bound
@@ -44,7 +44,9 @@ class HeadSums:
         m = m + problem.has_sinks if problem.is_mean else 0
         self.along: dict[str, Doubles] = {}  # the weights of errors in sums along a direction
         self.alone: dict[str, Doubles] = {}  # the variance of such a sum by what is in no other
-        self.known: dict[str, Known] = {}  # those sums, over all heads
+        self.known: dict[str, Known] = {}  # those sums with a variance that is known, by head
+        if problem.is_mean:  # it is found where it is wanted
+            self.known = {x: Known(*np.zeros((5, heads))) for x in names if x in PLAIN_DIRECTIONS}
         if problem.gradient is not None and not rows_apart:
             self.along = {x: np.zeros((heads, n, d_v)) for x in names}
             self.alone = {x: np.zeros((heads, n)) for x in names}
@@ -60,6 +62,7 @@ class HeadSums:
         self.keys = Evidence(best, even)
         self.square, self.counted = np.zeros((heads, n)), np.zeros((heads, n))
         self.peak = np.zeros((heads, n))  # largest |z| of each row
+        self.over = np.zeros((heads, n))  # largest error over its bound, with log normalisers
         self.column, self.column_rows = np.zeros(d_v), np.zeros(d_v)
         self.strength = 0.0  # sum of squares of what tests take for z if results are 1 % too large
         self.furthest = 0.0  # the largest error that is no evidence, in standard deviations
@@ -90,6 +93,12 @@ class HeadSums:
             for name, sums in self.sums.items()
         }
 
+    def add_laws(self, laws: Mapping[str, tuple[Doubles, Doubles]]) -> None:
+        """Add the variances and slacks of the sums of rows along some directions."""
+        for name, (variance, slack) in laws.items():
+            sums = (*self.sums[name][:3], np.minimum(slack, self.sums[name].slack), variance)
+            self.known[name] = Known(*(np.sum(self.weights * x, -1) for x in sums))
+
     def add_few(self, index: Index, i: slice, rows: RowErrors) -> Callable[[], None]:
         """Write rows as `add` does, but for the sums along keys."""
         return self.add(index, i, rows, keys=False)
@@ -113,6 +122,7 @@ class HeadSums:
         self.square[at, i] = np.sum(z * z, -1) / np.maximum(count, 1)
         self.counted[at, i] = count
         self.peak[at, i] = np.max(np.abs(z), -1, initial=0.0)
+        self.over[at, i] = np.max(ratio, -1, initial=0.0)
         of_row = (
             self.weights[at, i, None] if self.rows_apart else self.weights[at, 0] / self.looked[at]
         )
@@ -189,6 +199,7 @@ class HeadSums:
         sums.errors[at, i], sums.size[at, i] = of.weights * of.errors, of.weights
         sums.nearest[at, i], sums.slack[at, i] = of.weights * of.rounding, of.weights * of.slack
         largest = float(np.max(of.ratio, initial=0.0))
+        self.over[at, i] = np.maximum(self.over[at, i], of.ratio)
         square = float(np.sum(apart * of.squares))
         count = float(np.sum(apart * (of.weights > 0)))
 

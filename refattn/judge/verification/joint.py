@@ -14,7 +14,8 @@ as :math:`E e^{u \cdot A\xi} \le e^{u^T C u / 2}` for all u, and so for a Gaussi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +26,17 @@ from ..rounding.covariance import covariance, distinct_columns
 from ..rounding.problems import Index, Problem
 from ..rounding.roundings import Roundings, RowErrors
 from ..rounding.softmax import analyse_softmax
-from .evidence import log_chernoff
+from .evidence import log_chernoff, log_quadratic
 from .findings import Numbers, WrongRow
 
-MOST = 40  # rows of which it is computed, at most
+MOST = 40  # rows of which it is computed at a time
 DOUBT = 1.0  # mean square of z above which the law of a row is computed
+_TESTS_OF_ROW = math.log(3)  # tests of a row, of which the surest is taken
+_PRODUCTS, _SOLVING = 2**32, 50  # in which further rows are tested; of a row, columns times
+_ONE_BY_ONE = 4  # times as long as all together
+TILE = 16  # rows of the smallest tile that is tested
+_BLOCKS_TAKEN, _ROWS_TAKEN = 4, 2  # by which it is said what would have been seen
+_BISECTIONS, _STEPS = 24, 4
 _DESCENTS = 40  # to the least square, each of which gives a lower bound of it
 _RANK = 1e-10  # of the largest eigenvalue, which smaller ones are raised to
 
@@ -146,29 +153,163 @@ def _times(matrices: Doubles, x: Doubles) -> Doubles:
 
 
 def find_wrong(
-    problem: Problem, numbers: Numbers, roundings: Roundings, squares: Doubles, peaks: Doubles
-) -> list[WrongRow]:
-    """Test rows by their largest |z| and, of so many that are doubtful, by the law of all columns.
+    problem: Problem,
+    numbers: Numbers,
+    roundings: Roundings,
+    squares: Doubles,
+    peaks: Doubles,
+    beyond: npt.NDArray[np.bool_],
+    level: float = -math.inf,
+) -> tuple[list[WrongRow], bool]:
+    """Test rows by their largest |z|, by its mean square, and the doubtful by all columns jointly.
 
-    Both are arrays (heads, n): means of squares of z, and the largest |z|, which stands for tests
-    of as many columns as the output has.
+    Arrays are (heads, n): means of squares of z; the largest |z|, which stands for tests of as many
+    columns as the output has; and whether an error is beyond its bound. So many doubtful rows are
+    tested at a time, as long as one of them has a log of a p-value below a level, and that costs
+    little enough. Also return whether rows were left that may be wrong.
     """
     columns = problem.shape[2]
     if not columns:
-        return []
-    found = np.minimum(math.log(2 * columns) - peaks * peaks / 2, 0.0)
-    means = peaks * peaks
-    doubtful = np.argsort(-squares, axis=None)[:MOST]
-    doubtful = doubtful[squares.ravel()[doubtful] > DOUBT]
-    for head in np.unique(doubtful // squares.shape[1]).tolist():
-        rows = np.sort(doubtful[doubtful // squares.shape[1] == head] % squares.shape[1])
-        of_rows, log_p = test_rows(problem, numbers, roundings, problem.index_of(head), rows)
-        surer = log_p < found[head, rows]
-        means[head, rows] = np.where(surer, of_rows, means[head, rows])
-        found[head, rows] = np.fmin(found[head, rows], log_p)
+        return [], False
+    found = np.minimum(math.log(2 * columns) - peaks * peaks / 2, log_chernoff(squares, 1))
+    found, means = np.where(beyond, -math.inf, np.minimum(found, 0.0)), peaks * peaks
+    # Where these tests are enough, no other is needed.
+    doubtful = np.flatnonzero((squares > DOUBT) & (found > level - _TESTS_OF_ROW))
+    doubtful = doubtful[np.argsort(-squares.ravel()[doubtful], kind="stable")]
+    most, together = _PRODUCTS // (columns**2 * (problem.shape[1] + _SOLVING * columns)), MOST
+    if problem.gradient is not None:  # of which each row is analysed alone
+        most, together = most // _ONE_BY_ONE, MOST // _ONE_BY_ONE
+    tested, goes_on = 0, True
+    while goes_on and tested < len(doubtful) and (tested == 0 or tested < most):
+        batch, least = doubtful[tested : tested + together], 0.0
+        for head in np.unique(batch // squares.shape[1]).tolist():
+            rows = np.sort(batch[batch // squares.shape[1] == head] % squares.shape[1])
+            of_rows, log_p = test_rows(problem, numbers, roundings, problem.index_of(head), rows)
+            surer = log_p < found[head, rows]
+            means[head, rows] = np.where(surer, of_rows, means[head, rows])
+            found[head, rows] = np.fmin(found[head, rows], log_p)
+            least = min(least, float(np.min(log_p)))
+        tested, goes_on = tested + len(batch), least + _TESTS_OF_ROW <= level
     places = zip(*np.nonzero(found < 0), strict=True)
     wrong = [
-        WrongRow((*problem.index_of(int(h)), int(i)), float(means[h, i]), float(found[h, i]))
+        WrongRow(
+            (*problem.index_of(h), int(i)), float(means[h, i]), float(found[h, i]) + _TESTS_OF_ROW
+        )
         for h, i in places
     ]
-    return sorted((x._replace(log_p=x.log_p + math.log(2)) for x in wrong), key=lambda x: x.log_p)
+    return sorted(wrong, key=lambda x: x.log_p), goes_on and tested < len(doubtful)
+
+
+def find_smallest(
+    problem: Problem, roundings: Roundings, rows: int, level: float
+) -> dict[str, float]:
+    """Find about the smallest factors on one row, on one tile and on one head that are rejected.
+
+    They are medians or means of some rows of those that are tested, by the tests of rows, tiles and
+    heads, each of which rejects below a level, the log of a p-value.
+    """
+    found = list(_take_laws(problem, roundings))
+    if not found:
+        return {}
+    alone = np.concatenate([x.rows(level - math.log(3 * rows)) for x in found])
+    z = [x.z for x in found]
+
+    def mean(size: float) -> float:
+        return float(np.mean(np.concatenate([np.mean(np.square(of(size)), -1) for of in z])))
+
+    n, heads, many = problem.shape[0], math.prod(problem.lead), rows / TILE
+    sizes = {"row": float(np.median(alone))}
+    apart = problem.rows_apart(roundings)
+    if n > TILE and apart:
+        least = _solve(lambda x: -log_chernoff(x, TILE), math.log(many) - level)
+        variances = [x.variances for x in found if x.variances is not None and problem.is_mean]
+        if variances:
+            few = np.concatenate(variances)
+            few = np.tile(few, (-(-TILE // len(few)), 1))[:TILE]
+            total = _solve(lambda x: -log_quadratic(x, few), math.log(2 * many) - level)
+            least = min(least, total / few.size)
+        sizes["tile"] = _solve(mean, least)
+    if heads > 1 and apart:
+        sizes["head"] = _solve(mean, _solve(lambda x: -log_chernoff(x, n), math.log(heads) - level))
+    return {x: y for x, y in sizes.items() if y < 1}
+
+
+class _BlockLaw(NamedTuple):
+    """The law of some rows: errors that are no evidence, and how columns depend on each other."""
+
+    law: RowErrors
+    columns: npt.NDArray[np.int64]
+    covariances: Doubles | None
+
+    def z(self, size: float) -> Doubles:
+        """Return what tests take for z if rows are too large by a factor 1 + size."""
+        errors = size * self.law.out
+        return np.asarray((errors - np.clip(errors, *self.law.span_rounding())) / self.law.worst)
+
+    @property
+    def variances(self) -> Doubles | None:
+        """Return the variances of z along its axes, (rows, columns)."""
+        if self.covariances is None or len(self.columns) < self.law.out.shape[1]:
+            return None
+        worst = self.law.worst
+        return np.asarray(
+            np.linalg.eigvalsh(self.covariances / (worst[:, :, None] * worst[:, None, :]))
+        )
+
+    def rows(self, level: float) -> Doubles:
+        """Find the factors by which each row alone is rejected."""
+        (count, d_v), r = self.law.out.shape, len(self.columns)
+        peak = math.sqrt(2 * (math.log(2 * d_v) - level))
+        sizes = np.ones(count)
+        for at in range(count):
+            one = self._replace(law=self.law.take(slice(at, at + 1)))
+
+            def largest(size: float, one: _BlockLaw = one) -> float:
+                return float(np.max(np.abs(one.z(size))))
+
+            sizes[at] = _solve(largest, peak)
+        if self.covariances is None:
+            return sizes
+        return np.minimum(sizes, self._solve_jointly(_solve(lambda x: -log_chernoff(x, r), -level)))
+
+    def _solve_jointly(self, least: float) -> Doubles:
+        """Find the factors from which the least square over the columns is so large."""
+        assert self.covariances is not None
+        out = self.law.out[:, self.columns]
+        low, high = (x[:, self.columns] for x in self.law.span_rounding())
+        none, least = np.zeros_like(out), least * out.shape[1]
+        alone = np.maximum(least_squares(self.covariances, out, none, none), 1e-300)
+        size = np.sqrt(least / alone)
+        for _ in range(_STEPS):  # what is subtracted makes it larger
+            square = least_squares(self.covariances, size[:, None] * out, low, high)
+            size = size * np.sqrt(np.clip(least / np.maximum(square, 1e-300), 0.25, 4.0))
+        return np.asarray(size)
+
+
+def _take_laws(problem: Problem, roundings: Roundings) -> Iterator[_BlockLaw]:
+    """Take the laws of some rows that have one."""
+    for index, i in problem.few_items(_BLOCKS_TAKEN):
+        rows = np.unique(np.linspace(i.start, i.stop - 1, _ROWS_TAKEN).astype(int))
+        if problem.kind == "scores":
+            columns = distinct_columns(list_tokens(problem, index))
+            law, covariances = _find_laws(problem, roundings, index, rows, columns)
+        else:
+            columns, covariances = np.arange(problem.shape[2]), None
+            each = (problem.analyse(index, roundings, slice(x, x + 1)) for x in rows.tolist())
+            law = RowErrors.join([*each])
+        known = np.all(np.isfinite(law.worst), -1) & np.any(law.out, -1)
+        if covariances is not None:
+            known &= np.all(np.isfinite(covariances), (1, 2))
+        if known.any():
+            parts: list[Any] = [x[known] if isinstance(x, np.ndarray) else x for x in law]
+            some = None if covariances is None else covariances[known]
+            yield _BlockLaw(RowErrors(*parts), columns, some)
+
+
+def _solve(f: Callable[[float], float], least: float) -> float:
+    """Find where a function that rises with x > 0 is so large."""
+    low, high = 2.0**-60, 2.0**60
+    for _ in range(_BISECTIONS):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if f(middle) >= least else (middle, high)
+    return high

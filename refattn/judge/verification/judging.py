@@ -2,7 +2,7 @@ r"""Decide whether numbers can be those of a correct kernel: try profiles, and w
 
 `verify` compares what a kernel gave with what `judge.rounding` says of a correct one. With
 :math:`e` the error, :math:`\sigma` its standard deviation and :math:`D` what rounding to nearest
-alone makes of the exact result, five kinds of statements are tried, each of which a correct kernel
+alone makes of the exact result, six kinds of statements are tried, each of which a correct kernel
 violates with a probability that is bounded:
 
 * no error exceeds its proven bound, whatever the roundings are;
@@ -14,6 +14,9 @@ violates with a probability that is bounded:
 * the columns of one row of softmax attention depend on each other as their covariance C says:
   then :math:`P(e^T C^{-1} e > x r) \le (x e^{1 - x})^{r/2}` for its r columns (`joint`), and one
   wrong row is seen among many;
+* so do sums T of all columns of a few directions u that are known before, the scale, the
+  temperature and a factor of the output (`directions`): their variance is :math:`u^T C u`, and they
+  are about :math:`\kappa T_D`, so that :math:`P(|T - \kappa T_D| > t \sigma) \le 2 e^{-t^2/2}`;
 * errors of rows are symmetric and independent: then a sum over the rows of any fixed combinations
   of them, over the root of the sum of their squares, exceeds t with probability at most
   :math:`e^{-t^2/2}` (Efron), whatever their variances are. With the derivative of the output to a
@@ -70,7 +73,7 @@ from .choice import (
 from .empty_rows import describe_idle
 from .findings import Finding, Numbers, Part, ProfileTrial, weaken
 from .head_sums import RowWeights
-from .joint import test_each
+from .joint import find_smallest, test_each
 from .likelihood import ALIKE, Fit, Sample, compare
 from .looks import (
     Blocks,
@@ -80,6 +83,7 @@ from .looks import (
     choose_glanced,
     choose_screened,
     count_rows,
+    holds_row,
     split_directions,
 )
 from .trial import attempt
@@ -93,6 +97,7 @@ _UNLIKELY = 10.0  # log of how much likelier others are on some rows of another 
 _SURELY_REJECTED = -100.0  # log of a p-value that is surely enough to reject a profile by some rows
 _SURE_P = 1e-40  # corrected p-value by which some rows reject a profile, beside tests of all
 _ASKED_ROWS = 8  # that are the worst by the profile that failed first
+_ONE_OF_ROWS = 8  # of so many, one may be wrong, and the others tell the profile
 _TESTS = 64  # more than a trial has: what is sure beside so many needs no other
 
 
@@ -201,7 +206,8 @@ class _Case:
         tried = self.trials or any(p <= _SURE_P for p in self.glanced.values())
         if name in {*self.screened, *self.trials} or not tried:
             return
-        worst = next((x.find() for x in self.trials.values()), ())[:_ASKED_ROWS]
+        first = next(iter(self.trials.values()), None)
+        worst = [] if first is None else first.find(-math.inf)[0][:_ASKED_ROWS]
         if not worst and not some:
             return
         # The worst rows were chosen among all (times these, by Bonferroni), and either they or
@@ -275,26 +281,31 @@ class _Case:
         failed = best.rejected(self.alpha)
         plain, _, hardware = best.profile.partition("@")
         suspects, remarks = best.suspects, list(list_remarks(problem, numbers.out))
+        remarks += [numbers.remark] * bool(numbers.remark)
         remarks += [] if best.known else remark_beyond(problem)
         blind: list[str] = []
-        wrong = _name_wrong(best, self.alpha) if failed else ()
+        detectable, by = best.detectable, self.profiles[name]
+        wrong, more = self._name_rows(best) if failed else ((), False)
         if failed:
             # A defect of a few rows is lost among all: it is measured on the worst of them.
             if problem.is_mean and best.loud:
-                named = [x for x in best.loud if any(_is_within(x, at) for at, _ in wrong)]
+                named = [x for x in best.loud if any(holds_row(x, at) for at, _ in wrong)]
                 suspects = self.attempt(name, tuple(named) or best.loud).suspects
             remarks += [
                 *suspect_narrower(problem, dtype),
                 *_suspect_float32(problem, numbers, dtype, self.alpha),
             ]
         else:
-            blind = mark_right_mean(problem, self._list_blind(self.profiles[name]))
+            level = math.log(self.alpha / max(len(best.tests), 1))
+            read = problem.read_by(by)
+            found = find_smallest(read, by.roundings(dtype), best.rows, level)
+            detectable |= {x: min(y, detectable.get(x, y)) for x, y in found.items()}
+            blind = mark_right_mean(problem, self._list_blind(by))
             # Numbers that fit far too well may be those of a tighter profile, without an option.
             if best.z.rms < _TOO_WELL:
                 tighter = [y for x, y in self.profiles.items() if self.is_rejected(x)]
                 blind += list_ignored(problem, numbers, dtype, tighter)
             remarks += [*remark_same_values(problem, blind), *_remark_idle(best.idle)]
-            by = self.profiles[name]
             remarks += describe_idle(problem, numbers, dtype, by, sorted(best.idle))
             if problem.kind == "recurrent" and by.states is not None:
                 remarks.append(f"fits a kernel whose state is kept in {dtype} between chunks")
@@ -314,7 +325,7 @@ class _Case:
             numbers.out_dtype,
             (*problem.lead, problem.shape[0], problem.shape[2]),
             best.known,
-            best.detectable,
+            detectable,
             self.alpha,
             self._list_smallest(),
             self.seconds + time.perf_counter() - start,
@@ -325,7 +336,22 @@ class _Case:
             element=best.element,
             idle=len(best.idle),
             rows=wrong,
+            more_rows=more,
         )
+
+    def _name_rows(self, best: ProfileTrial) -> tuple[tuple[tuple[Index, float], ...], bool]:
+        """Name wrong rows by the tightest profile that explains nearly all rows, or by this one.
+
+        Few wrong rows may make a looser profile likelier, by which they are not wrong one by one.
+        """
+        fits = ((x, self.fits[x]) for x in self.profiles if x in self.fits)
+        tightest = next((x for x, y in fits if y.explains), best.profile)
+        if tightest != best.profile:
+            trial = self.trials.get(tightest) or self.attempt(tightest, whole=False)
+            named, more = _name_wrong(trial, self.alpha)
+            if 0 < len(named) <= trial.rows / _ONE_OF_ROWS and not more:
+                return named, more
+        return _name_wrong(best, self.alpha)
 
     def _list_blind(self, profile: Profile) -> list[str]:
         """Name what passes as well: of some rows first, and of those all."""
@@ -525,21 +551,19 @@ def _share_evidence(cases: Sequence[_Case], names: Sequence[str]) -> None:
         case.take_evidence(explained)
 
 
-def _name_wrong(trial: ProfileTrial, alpha: float) -> tuple[tuple[Index, float], ...]:
-    """List the rows that are wrong at a level, by Holm's correction for all that were tried."""
+def _name_wrong(trial: ProfileTrial, alpha: float) -> tuple[tuple[tuple[Index, float], ...], bool]:
+    """List the rows that are wrong at a level, by Holm's correction for all that were tried.
+
+    Also tell whether there may be more.
+    """
     found: list[tuple[Index, float]] = []
-    for row in trial.find():
+    wrong, more = trial.find(math.log(alpha / max(trial.rows, 1)))
+    for row in wrong:
         p = math.exp(max(row.log_p, -700.0))
         if p * (trial.rows - len(found)) > alpha:
             break
         found.append((row.at, p))
-    return tuple(found)
-
-
-def _is_within(block: tuple[Index, slice], at: Index) -> bool:
-    """Tell whether a row is one of a block."""
-    head, i = block
-    return at[:-1] == head and i.start <= at[-1] < i.stop
+    return tuple(found), more
 
 
 def _remark_idle(rows: Sequence[Index]) -> list[str]:

@@ -116,6 +116,12 @@ def choose_loud(found: Blocks, squares: Doubles, problem: Problem) -> Blocks:
     return tuple(found[x] for x in np.argsort(means, kind="stable")[:most].tolist())
 
 
+def holds_row(block: tuple[Index, slice], at: Index) -> bool:
+    """Tell whether a row is one of a block."""
+    head, i = block
+    return at[:-1] == head and i.start <= at[-1] < i.stop
+
+
 def count_rows(found: Iterable[tuple[Index, slice]]) -> int:
     """Count the rows of blocks."""
     return sum(i.stop - i.start for _, i in found)

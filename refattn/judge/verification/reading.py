@@ -8,12 +8,17 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...arrays import checks, qkv
+from ...arrays.library import Doubles
+from ...arrays.stored import NARROW
 from ...engine.scores import Band
 from ...features import elu_features
 from ...files.tensors import Tensors
 from ...registry import ESTIMATORS
+from ..mistakes.causes.places import remark_stray
+from ..mistakes.causes.wrong_rows import thin
 from ..rounding.formats import FORMATS
 from ..rounding.layers import pose_recurrence
 from ..rounding.problems import (
@@ -28,10 +33,15 @@ from ..rounding.problems import (
     read_frequencies,
     refuse,
 )
+from ..rounding.profiles import profile_of
+from .choice import is_narrow
 from .findings import Numbers, Part
 from .inputs import type_of_states, unlimited, widest
 
 _BACKWARD = ("dq", "dk", "dv")
+_ONE_STRAY = 8  # one of so many rows, at most, is of another type
+_ROWS_OF_TYPE, _HEADS_OF_TYPE = 64, 4  # rows that tell the type, and their heads
+_MOVED = 2.0**-18  # of a number, that roundings of float32 do not move it by
 _KINDS = {"exact": "scores", "random-features": "frequencies", "feature-map": "map"}
 _KINDS |= {"recurrent": "recurrent"}
 
@@ -233,19 +243,70 @@ def gather_parts(
     read: Mapping[str, Callable[[Index], Any]],
     types: Mapping[str, str],
     shapes: Mapping[str, tuple[int, ...]],
+    declared: bool = False,
 ) -> dict[str, Part]:
-    """Gather what is judged: an output, with log normalisers if they have a type, and gradients."""
+    """Gather what is judged: an output, with log normalisers if they have a type, and gradients.
+
+    The type of the output may have been declared.
+    """
     parts: dict[str, Part] = {}
     if "out" in types:
-        lse = (read["lse"], types["lse"]) if "lse" in types else ()
-        parts["out"] = Part(problem, Numbers(read["out"], types["out"], *lse))
+        lse: dict[str, Any] = {}
+        if "lse" in types:
+            lse = {"lse": read["lse"], "lse_dtype": types["lse"]}
+        dtype, remark = types["out"], ""
+        if not declared:
+            dtype, remark = _settle_type(problem, read["out"], dtype)
+        parts["out"] = Part(problem, Numbers(read["out"], dtype, **lse, remark=remark))
     gradients = {x: shapes[x] for x in _BACKWARD if x in types}
     if gradients:
         # A backward pass is given d_out in the type of the output.
         dtype = widest(types.get("out", problem.storage), problem.storage)
         backward = pose_gradients(problem, gradients, read["d_out"], read.get("out"), dtype)
-        parts |= {x: Part(y, Numbers(read[x], types[x])) for x, y in backward.items()}
+        for name, y in backward.items():
+            dtype, remark = _settle_type(y, read[name], types[name])
+            parts[name] = Part(y, Numbers(read[name], dtype, remark=remark))
     return parts
+
+
+def _settle_type(problem: Problem, out: Callable[[Index], Doubles], stored: str) -> tuple[str, str]:
+    """Find the narrow type that all rows of a wide result, but for a few, are of; name the few.
+
+    It is the storage type or, beside 8 bits, one of 16 bits.
+    """
+    names = [problem.storage, *NARROW] if FORMATS[problem.storage].has_8_bits else [problem.storage]
+    if problem.kind != "scores" or not is_narrow(problem.storage):
+        return stored, ""
+    for name in (x for x in names if widest(stored, x) != x):
+        stray = np.zeros((math.prod(problem.lead), problem.shape[0]), bool)
+        for index in np.ndindex(problem.lead):
+            stray[problem.number(index)] = ~np.all(FORMATS[name].holds(out(index)), -1)
+            if _ONE_STRAY * np.sum(stray) > stray.size:
+                break
+        else:
+            if _are_rounded(problem, out, np.argwhere(~stray)):
+                return name, remark_stray(problem, stray, name) if stray.any() else ""
+    return stored, ""
+
+
+def _are_rounded(
+    problem: Problem, out: Callable[[Index], Doubles], rows: npt.NDArray[np.int64]
+) -> bool:
+    """Tell whether rows, by some of them, differ from the exact result as if they were rounded.
+
+    Where they do not, the exact result may be a number of a narrow type itself: values of one key.
+    """
+    rows = thin(
+        rows[np.isin(rows[:, 0], thin(np.unique(rows[:, 0]), _HEADS_OF_TYPE))], _ROWS_OF_TYPE
+    )
+    roundings, off = profile_of("math").roundings(problem.storage), []
+    for number in np.unique(rows[:, 0]).tolist():
+        index, i = problem.index_of(number), rows[rows[:, 0] == number, 1].tolist()
+        with np.errstate(all="ignore"):
+            exact = [problem.exact(index, roundings, slice(x, x + 1)) for x in i]
+            got = out(index)[i]
+        off.append((np.abs(got - np.concatenate(exact)) > _MOVED * np.abs(got)).ravel())
+    return bool(off) and bool(np.mean(np.concatenate(off)) > 1 / 2)
 
 
 def _storage_type(tensors: Tensors, name: str) -> str:

@@ -17,13 +17,21 @@ from ..rounding.covariance import bound_covariance
 from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
 from ..rounding.roundings import WORST, Roundings
-from .directions import SCORE_CHANGES, explain_size, give_error
-from .evidence import Estimate, Evidence, Known, log_chernoff, log_quadratic
-from .findings import Finding, Numbers, ProfileTrial, Suspect, WrongRow, Z
+from .directions import PLAIN_DIRECTIONS, bound_along, explain_size, give_error, list_changes
+from .evidence import (
+    Estimate,
+    Evidence,
+    Known,
+    is_doubtful,
+    log_chernoff,
+    log_quadratic,
+)
+from .findings import Find, Finding, Numbers, ProfileTrial, Suspect, WrongRow, Z, find_none
 from .head_sums import ONE_PERCENT, HeadSums
 from .joint import find_wrong
 from .looks import Look, choose_loud
 
+_BEYOND = 1 + 2.0**-20  # times a bound, of which the rest is for roundings of the bound itself
 _OF_HEAD = " of a head"
 _SMALLEST_TILE = 16
 _LOUD_SIZES, _LOUD_TILES = (16, 64), 2  # tiles that are tried again, the loudest of each size
@@ -52,9 +60,7 @@ def attempt(
         has_cap = problem.softcap is not None
         names += list_directions(problem.gradient.of, has_cap, problem.has_sinks)
     if problem.is_mean:
-        changes = {
-            x: f for x, f in SCORE_CHANGES.items() if x != "softcap" or problem.softcap is None
-        }
+        changes = list_changes(problem)
         names = [*changes, *names, "epsilon", "sink", *["edge+1", "edge-1"] * problem.causal]
     if numbers.lse is not None:
         names.append("lse")
@@ -63,7 +69,7 @@ def attempt(
     full = problem if look.full is None else problem._replace(blocks=look.full)
     sweep(full, dtype, profile, errors.add, changes, look.exact)
     if look.rest:
-        few = {x: f for x, f in changes.items() if x == "scale"}
+        few = {x: f for x, f in changes.items() if x in PLAIN_DIRECTIONS}
         rest = problem._replace(blocks=look.rest)
         sweep(rest, dtype, profile, errors.add_few, few, look.exact)
     squares, count = errors.square, errors.rows
@@ -76,16 +82,21 @@ def attempt(
         directions = list(_test_gradients(errors, problem.read_by(profile), roundings))
     else:
         directions = list(_test_directions(errors))
+        least = min((x.log_p for x in (*raw, *directions)), default=0.0)
+        doubtful = _list_doubtful(errors) if least >= _NEEDS_NO_OTHER else []
+        if doubtful:
+            errors.add_laws(bound_along(problem, numbers, dtype, profile, doubtful))
+            directions = list(_test_directions(errors))
     if problem.is_mean:
         directions += [*_test_keys(errors), *_test_tiles(errors)]
         if min((x.log_p for x in (*raw, *directions)), default=0.0) >= look.enough:
             raw += _test_loud_tiles(errors, problem.read_by(profile), roundings)
-    find: Callable[[], Sequence[WrongRow]] = list
+    find: Find = find_none
     if problem.kind == "scores":
-        read = problem.read_by(profile)
-        find = cache(partial(find_wrong, read, numbers, roundings, squares, errors.peak))
+        about = problem.read_by(profile), numbers, roundings, squares, errors.peak
+        find = cache(partial(find_wrong, *about, errors.over > _BEYOND))
         if min((x.log_p for x in (*raw, *directions)), default=0.0) >= _NEEDS_NO_OTHER:
-            raw += _test_rows(find(), count)
+            raw += _test_rows(find(-math.inf)[0], count)
     # All tests of a profile share alpha. A p-value of e^-700 is as good as 0, and not 0 in float64.
     adjusted = stats.holm([math.exp(max(x.log_p, -700.0)) for x in (*raw, *directions)])
     outcomes = sorted(zip((*raw, *directions), adjusted, strict=True), key=lambda x: x[0].log_p)
@@ -113,11 +124,16 @@ def attempt(
         for x, sums in errors.sums.items()
         if np.sum(sums.size) > 0 and usable > 2 * threshold**2 and not errors.along
     }
-    detectable |= {
-        x: float((threshold * math.sqrt(known.variance) + known.slack) / known.g)
-        for x, known in errors.known.items()
-        if known.g > 0
-    }
+    heads = len(errors.weights)
+    if "factor" in detectable and heads > 1 and usable > 2 * heads * threshold**2:
+        of_factor = errors.sums["factor"]
+        g, slack = (float(np.median(np.sum(x, -1))) for x in (of_factor.size, of_factor.slack))
+        detectable["head"] = (threshold * math.sqrt(g) + slack) / g if g > 0 else math.inf
+    for x, of_heads in errors.known.items():
+        law = of_heads.over(0)
+        if law.g > 0:
+            size = float((threshold * math.sqrt(law.variance) + law.slack) / law.g)
+            detectable[x] = min(size, detectable.get(x, math.inf))
     # An output that is 1 % too large is seen by its mean square, or along the factor.
     square = errors.strength / max(elements, 1.0)
     powered = bool(log_chernoff(square, usable) <= math.log(alpha / len(tests)))
@@ -162,8 +178,7 @@ class _Outcome(NamedTuple):
 
 def _test_bound(errors: HeadSums) -> Iterator[_Outcome]:
     ratio, where = errors.beyond
-    # It is proven: no correct kernel exceeds it. 2^-20 is for roundings of the bound itself.
-    log_p = -math.inf if ratio > 1 + 2.0**-20 else 0.0
+    log_p = -math.inf if ratio > _BEYOND else 0.0  # it is proven: no correct kernel exceeds it
     yield _Outcome("bound", log_p, ratio, _name_where(where))
 
 
@@ -172,7 +187,7 @@ def _name_where(where: Index) -> str:
 
 
 def _test_lse(errors: HeadSums) -> Iterator[_Outcome]:
-    log_p = -math.inf if errors.lse_beyond > 1 + 2.0**-20 else 0.0
+    log_p = -math.inf if errors.lse_beyond > _BEYOND else 0.0
     yield _Outcome("bound of lse", log_p, errors.lse_beyond, "")
     if errors.lse_rows:
         mean = errors.lse_square / errors.lse_rows
@@ -287,7 +302,19 @@ def _tile_sizes(n: int) -> Iterator[int]:
 def _test_directions(errors: HeadSums) -> Iterator[_Outcome]:
     for name, sums in errors.sums.items():
         rows = Evidence.of(*sums, errors.weights)
-        yield from _test_direction(errors, name, rows, explain_size(errors.problem, name))
+        sentence = explain_size(errors.problem, name)
+        yield from _test_direction(errors, name, rows, sentence, errors.known.get(name))
+
+
+def _list_doubtful(errors: HeadSums) -> list[str]:
+    """Name the plain directions of which the law is wanted, of all heads or of one."""
+    if not errors.problem.is_mean:
+        return []
+    plain = {x: y for x, y in errors.sums.items() if x in PLAIN_DIRECTIONS}
+    scaled = {x: (errors.weights * y.errors, errors.weights * y.size) for x, y in plain.items()}
+    return [
+        x for x, of in scaled.items() if is_doubtful(*map(np.ravel, of)) or np.any(is_doubtful(*of))
+    ]
 
 
 def _test_gradients(errors: HeadSums, problem: Problem, roundings: Roundings) -> Iterator[_Outcome]:
@@ -305,7 +332,7 @@ def _test_gradients(errors: HeadSums, problem: Problem, roundings: Roundings) ->
         # One sum a head, as its rows depend on each other, at the least favourable digits.
         sums = (*(x[:, 0] for x in errors.sums[name]), WORST**2 * variance)
         rows = Known(*(errors.weights[:, 0] * x for x in sums))
-        errors.known[name] = rows.over(0)
+        errors.known[name] = rows
         yield from _test_direction(errors, name, rows, explain_size(errors.problem, name))
 
 
@@ -336,12 +363,18 @@ def _cut_tiles(x: Doubles, size: int) -> Doubles:
 
 
 def _test_direction(
-    errors: HeadSums, name: str, rows: Evidence | Known, sentence: Callable[[float, float], str]
+    errors: HeadSums,
+    name: str,
+    rows: Evidence | Known,
+    sentence: Callable[[float, float], str],
+    known: Known | None = None,
 ) -> Iterator[_Outcome]:
     """Test a direction over all heads and, if there are several, in the head where it is surest."""
     for of_head in (False, True)[: 1 + (len(rows.g) > 1)]:
         total = rows if of_head else rows.over(0)
         tried = total.test()
+        if known is not None:
+            tried = (known if of_head else known.over(0)).add_to(tried)
         log_p = np.atleast_1d(tried.log_p)
         at = int(np.argmin(log_p))
         value, error, statistic = (

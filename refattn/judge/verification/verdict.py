@@ -31,6 +31,9 @@ _DEFECTS = {
     "factor": "{} wrong by a factor 1 +",
     "delta": "D = d_out . out wrong by a factor 1 +",
     "epsilon": "an epsilon in the normaliser of",
+    "head": "one head wrong by a factor 1 +",
+    "tile": "16 rows wrong by a factor 1 +",
+    "row": "one row wrong by a factor 1 +",
 }
 
 _NUMBER = re.compile(r"-?\d[\d.]*(e[-+]?\d+)?( ± \S+)?")
@@ -69,8 +72,9 @@ class Verdict(NamedTuple):
         Share of the elements whose error has a predicted distribution; all others have only a
         bound.
     detectable : dict
-        Sizes of known bugs from which profile `by` rejects, to within a factor of about 4. Another
-        profile may accept larger ones.
+        Sizes of known bugs from which profile `by` rejects, to within a factor of about 4; also
+        of a factor 1 + size on one `row`, on a `tile` of 16 rows and on one `head`, unless the
+        verdict is FAIL. Another profile may accept larger ones.
     alpha : float
         Largest probability that a correct kernel fails.
     trials : dict of str to float
@@ -100,6 +104,8 @@ class Verdict(NamedTuple):
     rows : tuple of (tuple of int, float)
         The rows that are wrong at level `alpha`, by Holm's correction for all rows, with their
         p-values, the smallest first.
+    more_rows : bool
+        Whether there may be more wrong rows: the search for them has a limit of time.
     worst : Worst or None
         The element with the largest error: its array and place, the kernel's number, the exact
         number, and the largest error allowed.
@@ -130,6 +136,7 @@ class Verdict(NamedTuple):
     place: str = ""
     worst: Worst | None = None
     rows: tuple[tuple[tuple[int, ...], float], ...] = ()
+    more_rows: bool = False
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle `parts` as a dict: a read-only mapping cannot be pickled."""
@@ -335,8 +342,8 @@ def _write_power(verdict: Verdict, one: str) -> Iterator[str]:
     if verdict.known:
         sizes = [
             f"{_DEFECTS[x].format(one)} {size:.2g}"
-            for x, size in verdict.detectable.items()
-            if x in _DEFECTS
+            for x in _DEFECTS
+            if (size := verdict.detectable.get(x)) is not None
         ]
         sizes.append(f"an element that is off by {verdict.element:.3g} standard deviations")
         yield f"  about the smallest errors that profile {verdict.by} rejects: {', '.join(sizes)}"

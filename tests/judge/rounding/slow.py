@@ -149,7 +149,7 @@ def row(case, kernel, i):
                 widest = max(step(to, x.weight) * whole, 2 * to.unit * x.p)
                 x.wider = uniform(widest) - x.rounded
                 if x.weight < 4 * step(to, 0.0):  # they are rounded to 0, or as if they were
-                    x.flushed = step(to, 0.0) * whole / 2
+                    x.flushed = min(x.weight, step(to, 0.0) / 2) * whole
             if x.p < 1:
                 last = 2.0 ** (to.least - to.digits) * (1.0 if kernel.normalised else whole)
                 x.moved += to.unit * (x.p + x.most) + last

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from refattn import verify
+from refattn import linear_attention, verify
 from refattn.judge.rounding import PROFILES
 from refattn.judge.rounding.covariance import bound_covariance, covariance, distinct_columns
 from refattn.judge.rounding.formats import FORMATS
@@ -15,6 +15,7 @@ from refattn.judge.verification import joint
 from refattn.judge.verification.findings import Numbers
 from tests.judge.rounding import rounded
 from tests.judge.rounding.rounded import ALARM, Case, Noise, Steps, of_heads, stepwise
+from tests.judge.rounding.rounded import made as of_gradients
 
 SIZES = {  # tokens, head size, mean of the values, factor of queries, causal
     "plain": (64, 96, 16, 0, 1, False),
@@ -192,3 +193,94 @@ def test_a_wrong_row_of_a_gradient_is_named_and_no_other(of):
     found = verify(**given, **got, profile="upcast")
     assert {x: y.verdict for x, y in found.parts.items() if y.verdict != "PASS"} == {of: "FAIL"}
     assert [x for x, _ in found.parts[of].rows] == [(1, 50)]
+
+
+@pytest.mark.parametrize("rows", ["tile", "class"])
+def test_all_wrong_rows_are_named_where_they_are_many(rows, monkeypatch):
+    """More than are tested at a time: of those, none is wrong by one element or by its mean."""
+    monkeypatch.setattr(joint, "MOST", 8)
+    given, out = made("flash", "bfloat16", "plain", 5, heads=4)
+    at = (1, slice(8, 56)) if rows == "tile" else (slice(0, 4), slice(3, None, 4))
+    to = FORMATS["bfloat16"]
+    out[at] = to.round(out[at] * (1 + 3 * to.unit))
+    wrong = np.zeros(out.shape[:2], bool)
+    wrong[at] = True
+    found = verify(**given, out=out, profile="flash")
+    assert joint.MOST < np.sum(wrong) == len(found.rows)
+    assert {x for x, _ in found.rows} == {*map(tuple, np.argwhere(wrong).tolist())}
+    words = "48 of 256 rows, head 1, queries 8 to 55"
+    if rows == "class":
+        words = "64 of 256 rows, queries 3 to 63 in steps of 4"
+    assert found.place == words
+    assert not found.more_rows
+    monkeypatch.setattr(joint, "_PRODUCTS", 0)
+    found = verify(**given, out=out, profile="flash")
+    assert found.more_rows
+    assert joint.MOST <= len(found.rows) < np.sum(wrong)
+    assert found.place.startswith(f"at least {len(found.rows)} of 256 rows")
+
+
+@pytest.mark.parametrize("name", ["flash", "math"])
+def test_rows_that_no_kernel_can_give_are_named(name):
+    """With NaN or infinity, or beyond the bound, and no others."""
+    given, out = made(name, "float16", "mean", 7)
+    out[0, 5, 3] = np.nan
+    out[1, 7:9] = np.inf
+    out[1, 20] *= 2
+    found = verify(**given, out=out)
+    named = [x for x, _ in found.rows]
+    assert sorted(named) == [(0, 5), (1, 7), (1, 8), (1, 20)]
+    assert found.place.startswith("4 of 96 rows, head 0, query 5; head 1, queries 7, 8 and 20")
+
+
+def test_rows_of_wrong_log_normalisers_are_named():
+    given, out = made("flash", "float16", "mean", 7)
+    _, lse = of_heads("flash", given["q"], given["k"], given["v"], "float16")
+    found = verify(**given, out=out, lse=lse + 0.1 * (np.arange(48) == 9))
+    assert [x for x, _ in found.rows] == [(0, 9), (1, 9)]
+    assert found.place.startswith("2 of 96 rows, query 9")
+
+
+def test_rows_are_named_by_the_profile_of_all_others():
+    """A looser profile, that they made likelier, rejects them only all together."""
+    given, out = made("flash", "bfloat16", "plain", 5, heads=4)
+    to = FORMATS["bfloat16"]
+    out[:, 3::16] = to.round(out[:, 3::16] * (1 + 4 * to.unit))
+    found = verify(**given, out=out)
+    assert found.verdict == "FAIL"
+    assert {i for (_, i), _ in found.rows} == {*range(3, 64, 16)}
+    assert found.place == "16 of 256 rows, queries 3 to 51 in steps of 16"
+
+
+@pytest.mark.parametrize("name", ["flash", pytest.param("math", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("of", "words"),
+    [
+        ("row", "one row"),
+        pytest.param("tile", "16 rows", marks=pytest.mark.long),
+        pytest.param("head", "one head", marks=pytest.mark.long),
+    ],
+)
+def test_the_smallest_errors_of_a_row_a_tile_and_a_head(of, words, name):
+    """Of 4 times the size they are rejected, and of a quarter of it they are not."""
+    given, out = made(name, "bfloat16", "plain", 11)
+    right, to = verify(**given, out=out, profile=name), FORMATS["bfloat16"]
+    assert right.verdict == "PASS"
+    assert f"{words} wrong by a factor 1 + {right.detectable[of]:.2g}" in str(right)
+    rows = {"row": slice(30, 31), "tile": slice(16, 32), "head": slice(None)}[of]
+    for factor, verdict in ((0.25, "PASS"), (4.0, "FAIL")):
+        got = out.copy()
+        got[1, rows] = to.round(got[1, rows] * (1 + factor * right.detectable[of]))
+        assert verify(**given, out=got, profile=name).verdict == verdict
+
+
+def test_gradients_and_recurrences_tell_the_smallest_error_of_a_row():
+    given, out = made("flash", "bfloat16", "plain", 12)
+    g = FORMATS["bfloat16"].round(np.random.default_rng(0).standard_normal(out.shape))
+    q, k, v = (given[x] for x in "qkv")
+    got = of_gradients("flash", q, k, v, g, "bfloat16")
+    parts = verify(**given, d_out=g, **got).parts
+    assert all(0 < parts[x].detectable["row"] < 0.5 for x in ("dq", "dk", "dv"))
+    linear = linear_attention(q, k, v, causal=True)
+    found = verify(q=q, k=k, v=v, out=linear, estimator="linear", causal=True)
+    assert 0 < found.detectable["row"] < 1e-3

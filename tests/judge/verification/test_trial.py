@@ -10,9 +10,10 @@ import pytest
 from refattn import softmax_attention, verify
 from refattn.judge.rounding import PROFILES, problems
 from refattn.judge.rounding.backward import variance_along
+from refattn.judge.rounding.covariance import bound_covariance
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.verification import trial
-from refattn.judge.verification.directions import SCORE_CHANGES
+from refattn.judge.verification.directions import PLAIN_DIRECTIONS, list_changes
 from refattn.judge.verification.findings import Numbers, Suspect
 from refattn.judge.verification.head_sums import row_weights
 from refattn.judge.verification.looks import Look
@@ -36,10 +37,8 @@ class Given(SimpleNamespace):
         self.arrays, self.options = (q, k, v), {"causal": causal, "softcap": softcap}
         self.problem = problems.pose_arrays(q, k, v, **self.options)
         self.kernel, self.profile = PROFILES[name].roundings("bfloat16"), PROFILES[name]
-        changes = {x: f for x, f in SCORE_CHANGES.items() if x != "softcap" or softcap is None}
-        self.rows = [
-            self.problem.analyse((h,), self.kernel, slice(0, N), changes) for h in range(HEADS)
-        ]
+        changes, every = list_changes(self.problem), slice(0, N)
+        self.rows = [self.problem.analyse((h,), self.kernel, every, changes) for h in range(HEADS)]
         exact = np.stack([x.out for x in self.rows])
         std = np.stack([x.std for x in self.rows])
         most = 0.9 * np.stack([x.bound for x in self.rows])
@@ -86,6 +85,7 @@ class Given(SimpleNamespace):
                 "scale",
                 slope(lambda x: self.attention(h, lambda _: cap * np.tanh(s * (1 + x) / cap))),
             )
+            yield "temperature", slope(lambda x: self.attention(h, lambda s: s * (1 + x)))
         yield "slope", slope(lambda x: self.attention(h, lambda s: s + x * ahead))
         yield "factor", out
         yield "truncated", BF16.round(out) - np.sign(out) * BF16.spacing(out) / 2 - BF16.round(out)
@@ -114,6 +114,22 @@ class Given(SimpleNamespace):
             about = sum(x * abs(y) for x, y in zip(slack, rows.out[i], strict=True))
             found[3] = share * (math.hypot(*slack) * math.hypot(*v) + about)
         return found
+
+    def known(self, name, sums, at):
+        """P-value and size by the covariance of the columns of each row, with the box as slack."""
+        total, own, slack, variance = 0.0, 0.0, 0.0, 0.0
+        for h, i in at:
+            t, u, _, common = sums[h, i]
+            rows, w = self.rows[h], self.weights[h, i]
+            along = {**rows.tangents, "factor": rows.out}[name][i] / rows.std[i] ** 2
+            law = bound_covariance(self.problem.head((h,)), self.kernel, slice(0, N), rows)[i]
+            total, own, slack = total + w * t, own + w * u, slack + w * common
+            variance += w * along @ law @ along
+        share = min(max(total / own, 0.0), 1.0) if own else 0.0
+        beyond = max(abs(total - share * own) - slack, 0.0)
+        size = sum(self.weights[x] * sums[x][2] for x in at)
+        p = min(1.0, 2 * math.exp(-(beyond**2) / variance / 2))
+        return p, lambda t: (t * math.sqrt(variance) + slack) / size
 
     def of_lse(self, h, i):
         rows, to = self.rows[h], FORMATS["float32"]
@@ -178,8 +194,15 @@ def expected(given):
     for name in sums:
         if not name.startswith("key"):
             told[name] = surer(name, every)
-            found[name] = told[name][2]
-            found[f"{name} of a head"] = slow.many(min(surer(name, x)[2] for x in each), HEADS)
+
+            def p_of(at, name=name):
+                p = surer(name, at)[2]
+                if name not in PLAIN_DIRECTIONS:
+                    return p
+                return slow.many(min(p, given.known(name, sums[name], at)[0]), 2)
+
+            found[name] = p_of(every)
+            found[f"{name} of a head"] = slow.many(min(map(p_of, each)), HEADS)
     tiles = []
     for at in in_tiles(16) + in_tiles(32):
         value, _, p, _ = surer("factor", at)
@@ -203,6 +226,9 @@ def expected(given):
 def test_a_trial_number_by_number(causal, softcap, name, monkeypatch):
     given = Given(causal, softcap, name, wrong=1.004)
     monkeypatch.setattr(trial, "_keep_telling", list)
+    monkeypatch.setattr(trial, "is_doubtful", lambda *_: True)
+    monkeypatch.setattr(trial, "_NEEDS_NO_OTHER", -math.inf)
+    monkeypatch.setattr(trial, "_test_rows", lambda *_: [])  # which has tests of its own
     tried = given.tried(alpha=0.999)
     p, told, sums = expected(given)
     of_trial = {x.name: x.p_value for x in tried.tests if x.name != "row"}  # see test_joint
@@ -217,10 +243,18 @@ def test_a_trial_number_by_number(causal, softcap, name, monkeypatch):
         found = suspects[name]
         assert (found.estimate, found.error) == pytest.approx(told[name][:2], rel=1e-4), name
     t = math.sqrt(2 * math.log(2 * len(tried.tests) / 0.999))
-    for name, size in tried.detectable.items():
+    sizes = dict(tried.detectable)
+    of_heads = [[sums["factor"][x] for x in at] for at in in_tiles(N)]
+    g, slack = (np.median([sum(x[a] for x in rows) for rows in of_heads]) for a in (2, 3))
+    assert sizes.pop("head") == pytest.approx((t * math.sqrt(g) + slack) / g, rel=1e-4)
+    for name, size in sizes.items():
         g, slack = (sum(x[a] for x in sums[name].values()) for a in (2, 3))
-        assert size == pytest.approx((t * math.sqrt(g) + slack) / g, rel=1e-4), name
-    assert tried.detectable.keys() == told.keys() - {"key", "key of a head"}
+        least = (t * math.sqrt(g) + slack) / g
+        if name in PLAIN_DIRECTIONS:
+            every = [*product(range(HEADS), range(N))]
+            least = min(least, given.known(name, sums[name], every)[1](t))
+        assert size == pytest.approx(least, rel=1e-4), name
+    assert sizes.keys() == told.keys() - {"key", "key of a head"}
 
 
 @pytest.mark.parametrize("of", ["out", "lse"])

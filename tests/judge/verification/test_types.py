@@ -9,7 +9,8 @@ from refattn import verify
 from refattn.files.tensors import open_tensors
 from refattn.judge.rounding import PROFILES
 from refattn.judge.rounding.formats import FORMATS, STORED
-from tests.judge.rounding.rounded import flash, of_heads, online
+from refattn.judge.verification import reading
+from tests.judge.rounding.rounded import flash, made, of_heads, online
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 save_file = pytest.importorskip("safetensors.numpy").save_file
@@ -298,3 +299,75 @@ def test_types_by_array_in_files(tmp_path):
         ValueError, match=r"`out` must hold float8_e5m2 numbers only, as `dtype` declares, got"
     ):
         open_tensors(path, dtype={"out": "float8_e5m2"})
+
+
+# --- outputs in a wider type than their numbers --------------------------------------------------
+
+
+def in_float32(stray=(), factor=1.0, size=1.0, dtype="bfloat16"):
+    """A fused kernel whose output is stored in float32, some rows of it never rounded."""
+    rng = np.random.default_rng(3)
+    q, k, v = (FORMATS[dtype].round(rng.standard_normal((2, 128, 32))) for _ in range(3))
+    q = FORMATS[dtype].round(size * q)
+    out, exact = (kernel("flash", q, k, v, x) for x in (dtype, "float32"))
+    if size > 1:  # it was not rounded at all
+        out = exact
+    out[1, list(stray)] = factor * exact[1, list(stray)]
+    return {x: stored(y, dtype) for x, y in zip("qkv", (q, k, v), strict=True)} | {
+        "out": out.astype(f32)
+    }
+
+
+def judge_both(given, tmp_path):
+    """Judge a call, and a file in which q, k and v have their own type."""
+    save_file(given, tmp_path / "a.safetensors")
+    tensors = open_tensors(tmp_path / "a.safetensors")
+    part = reading.read_parts(tensors, reading.pose_tensors(tensors))["out"]
+    found = verify(**given)
+    assert part.numbers.out_dtype == found.out_dtype
+    assert part.numbers.remark in (*found.remarks, "")
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_that_were_not_rounded_are_named(dtype, tmp_path):
+    """Their numbers are right: they are no reason to fail, but another type than all others."""
+    found = judge_both(in_float32(range(70, 86), dtype=dtype), tmp_path)
+    assert (found.verdict, found.profile, found.out_dtype) == ("PASS", "flash", dtype)
+    words = f"head 1, queries 70 to 85: numbers that {dtype} does not have; all other rows"
+    assert found.remarks[0].startswith(words)
+    assert judge_both(in_float32(), tmp_path).remarks == []
+
+
+def test_few_wrong_rows_that_were_not_rounded_fail(tmp_path):
+    """As float32, the roundings of all other rows would be errors of a looser profile."""
+    found = judge_both(in_float32(range(70, 86), 1 + 2.0**-6), tmp_path)
+    assert (found.verdict, found.out_dtype) == ("FAIL", "bfloat16")
+    assert any("queries 70 to 85: numbers that bfloat16 does not have" in x for x in found.remarks)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_an_output_that_was_not_rounded_has_its_own_type(size, tmp_path):
+    """Where scores are large, nearly all rows are those of one key: numbers of a narrow type."""
+    given = in_float32(range(128) if size == 1 else (), size=size)
+    given["out"][0] = given["out"][1]
+    for name in "qkv":
+        given[name][0] = given[name][1]
+    held = np.all(FORMATS["bfloat16"].holds(given["out"]), -1)
+    assert np.mean(held) > 7 / 8 if size > 1 else not np.any(held)
+    assert not np.all(held)
+    found = judge_both(given, tmp_path)
+    assert (found.out_dtype, found.verdict == "FAIL") == ("float32", False)
+    assert not any("does not have" in x for x in found.remarks)
+
+
+def test_rows_of_a_gradient_that_were_not_rounded_are_named():
+    rng = np.random.default_rng(4)
+    q, k, v, g = (FORMATS["bfloat16"].round(rng.standard_normal((2, 40, 16))) for _ in range(4))
+    got = made("flash", q, k, v, g, "bfloat16")
+    got["dv"][1, 3:5] *= 1 + 2.0**-18
+    arrays = {x: stored(y, "bfloat16") for x, y in zip("qkv", (q, k, v), strict=True)}
+    found = verify(**arrays, **got, d_out=stored(g, "bfloat16")).parts["dv"]
+    assert (found.verdict, found.out_dtype) == ("PASS", "bfloat16")
+    assert found.remarks[0].startswith("head 1, keys 3 to 4: numbers that bfloat16 does not have")
+    assert found.remarks[0].endswith("so dv is judged as bfloat16")

@@ -16,10 +16,12 @@ from ...rounding.head import attend_rows
 from ...rounding.problems import Problem
 from ...rounding.profiles import Profile
 from ...verification.findings import Numbers, Suspect, describe_span, name_span
+from ...verification.verdict import Verdict
 from .sampled import Rows, attend, take_rows
 from .slips import score_all
 from .wrong_rows import POWER, Sample, differ, divide, find_tiles, number_sequences
 
+_ROWS_NAMED = 4  # rows that are named one by one, at most
 _ALL = 0.95  # of the rows, at most, that are a part of them
 _UNLIKE = 0.3  # correlation, at most, of numbers that have nothing to do with the exact ones
 _NUMBERS = 256  # at least, by which that is said
@@ -41,13 +43,25 @@ _COARSER, _COARSEST = 2.0, 16.0  # times the errors that are expected
 _ROWS_ALIKE = 0.7  # standard deviation of logs of squares of errors by row, at most
 
 
-def describe_place(problem: Problem, sample: Sample) -> str:
-    """Say where wrong rows are: how many, heads, rows and columns."""
+def describe_place(problem: Problem, sample: Sample, verdict: Verdict) -> str:
+    """Say where wrong rows are: how many, heads, rows and columns.
+
+    They are the rows that were rejected or, if none was by itself, those of the sample.
+    """
+    more = ""
+    if verdict.rows:
+        rejected = np.zeros_like(sample.wrong)
+        for (*head, row), _ in verdict.rows:
+            rejected[problem.number(tuple(head)), row] = True
+        if np.any(rejected != sample.wrong):  # columns are those of other rows
+            sample = sample._replace(columns=np.zeros_like(sample.columns))
+        sample = sample._replace(wrong=rejected, looked=round(verdict.looked_at * rejected.size))
+        more = "at least " * verdict.more_rows
     wrong = sample.wrong
     if not wrong.any():
         return ""
     looked = " that were tested" if sample.looked < wrong.size else ""
-    count = f"{int(wrong.sum()):,} of {sample.looked:,} rows{looked}"
+    count = f"{more}{int(wrong.sum()):,} of {sample.looked:,} rows{looked}"
     if wrong.sum() == sample.looked:
         count = f"all {sample.looked:,} rows{looked}" if sample.looked > 1 else "the only row"
     lengths = {problem.rows: wrong.shape[1], "columns": len(sample.columns)}
@@ -57,8 +71,20 @@ def describe_place(problem: Problem, sample: Sample) -> str:
 
 def list_places(problem: Problem, sample: Sample) -> Iterator[str]:
     """Say in which heads, rows and columns wrong numbers are, if not in all."""
-    wrong = sample.wrong
+    yield from list_rows(problem, sample.wrong)
+    columns = np.flatnonzero(sample.columns)
+    if 0 < len(columns) < len(sample.columns):
+        yield name_span("columns", columns)
+
+
+def list_rows(problem: Problem, wrong: npt.NDArray[np.bool_]) -> Iterator[str]:
+    """Say in which heads some rows (heads, n) are, and which they are, if not in all."""
     heads, rows = np.flatnonzero(wrong.any(1)), np.flatnonzero(wrong.any(0))
+    if problem.lead and np.sum(wrong) <= _ROWS_NAMED and np.sum(wrong) < len(heads) * len(rows):
+        each = (name_span(problem.rows, np.flatnonzero(wrong[x])) for x in heads)
+        names = (name_heads(problem, heads[at : at + 1]) for at in range(len(heads)))
+        yield "; ".join(f"{x}, {y}" for x, y in zip(names, each, strict=True))
+        return
     if problem.lead and 0 < len(heads) < len(wrong):
         yield name_heads(problem, heads)
     if size := find_tiles(wrong):
@@ -73,9 +99,6 @@ def list_places(problem: Problem, sample: Sample) -> Iterator[str]:
             yield f"{count} tiles of {size} {problem.rows}, the first: {at} of head {of}"
     elif 0 < len(rows) < wrong.shape[1]:
         yield name_span(problem.rows, rows) + _name_sequences(problem, rows)
-    columns = np.flatnonzero(sample.columns)
-    if 0 < len(columns) < len(sample.columns):
-        yield name_span("columns", columns)
 
 
 def name_heads(problem: Problem, heads: npt.NDArray[np.int64]) -> str:
@@ -297,6 +320,15 @@ def remark_stale(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator
             if np.sum(left * left) < _LEFT * np.sum(error * error):
                 yield f"other values for keys {j.start} to {j.stop - 1} would explain the error"
                 return
+
+
+def remark_stray(problem: Problem, stray: npt.NDArray[np.bool_], dtype: str) -> str:
+    """Say which rows (heads, n) hold numbers that a type does not have, where others hold none."""
+    where = ", ".join(list_rows(problem, stray))
+    return (
+        f"{where}: numbers that {dtype} does not have; all other rows hold only {dtype} numbers, "
+        f"so {problem.result} is judged as {dtype}"
+    )
 
 
 def remark_zeros(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator[str]:

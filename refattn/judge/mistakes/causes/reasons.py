@@ -89,7 +89,7 @@ def explain(
             worst_at = verdict.worst.where if verdict.worst else ()
             more, sample = search_causes(scored, numbers, profiles, verdict.dtype, "out", worst_at)
             found = found or [*_in_weights(more)]
-            verdict = verdict._replace(place=describe_place(scored, sample))
+            verdict = verdict._replace(place=describe_place(scored, sample, verdict))
         return verdict._replace(suspects=[*found, *fits])
     where = verdict.worst.where if verdict.worst else ()
     where = (*where, 0) if where and failed == "lse" else where  # of a row, any column
@@ -106,7 +106,7 @@ def explain(
     holds = any(x.name == "convention" for x in suspects)
     # All zeros, or NaN in every row, is said as it is: what explains them in part does not matter.
     suspects = suspects if holds else name_trivial(verdict) or suspects
-    at = describe_place(problem, sample)
+    at = describe_place(problem, sample, verdict)
     exact = [Alternative("", problem).result(x.rows).out for x in sample.heads]
     seen = [] if failed == "lse" or holds else list(list_seen(problem, sample, exact))
     if suspects:  # numbers that these explain, if in part, were written
@@ -163,7 +163,7 @@ def explain_gradients(
             or name_factors(problem, find_factor(problem, samples[name], exact[name]))
             or name_factors(problem, _find_common_factor(problem, samples[name], profiles, verdict))
         )
-        where = describe_place(problem, samples[name])
+        where = describe_place(problem, samples[name], verdict)
         worst = find_worst(problem, parts[name].numbers, verdict._replace(of=name), by)
         explained[name] = verdict._replace(suspects=suspects, place=where, worst=worst)
         nan = [

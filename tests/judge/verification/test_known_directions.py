@@ -1,0 +1,149 @@
+"""Directions that are known before errors are: their variance, their slack, and what they see."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from refattn import verify
+from refattn.judge.rounding import PROFILES
+from refattn.judge.rounding.covariance import bound_covariance
+from refattn.judge.rounding.formats import FORMATS
+from refattn.judge.rounding.problems import pose_arrays
+from refattn.judge.rounding.softmax import flushed_along
+from refattn.judge.verification import trial
+from refattn.judge.verification.directions import SCORE_CHANGES, bound_along
+from refattn.judge.verification.evidence import Known, is_doubtful
+from refattn.judge.verification.findings import Numbers
+from tests.judge.rounding.rounded import ALARM, E4M3, Case, flash, of_heads
+
+TYPES = {"fp8-weights": (E4M3, "bfloat16")}  # of the arrays, and of the output
+
+
+def made(name, seed, factor=1.0, n=32, m=512, d=32, mean=0.0, heads=2, size=1.0):
+    """A file of a kernel whose scale is off by a factor."""
+    rng, (stored, to) = np.random.default_rng(seed), TYPES.get(name, ("bfloat16",) * 2)
+    q, k, v = (rng.standard_normal((heads, x, d)) for x in (n, m, m))
+    q, k, v = (FORMATS[stored].round(x) for x in (size * q, k, v + mean))
+    out, _ = of_heads(name, q, k, v, to, scale=factor * d**-0.5)
+    return {"q": q, "k": k, "v": v, "out": out, "dtype": dict.fromkeys("qkv", stored) | {"out": to}}
+
+
+def judged(given, name):
+    return verify(**given, profile=name, hardware="ieee")
+
+
+@pytest.mark.parametrize(("factor", "known"), [(1.0, True), (1.03, True), (1.03, False)])
+def test_a_wrong_scale_of_8_bits_is_seen_along_its_direction(factor, known, monkeypatch):
+    """Weights of few spacings may all be rounded down, so that every element is within that."""
+    if not known:
+        monkeypatch.setattr(trial, "_list_doubtful", lambda errors: [])
+    found = judged(made("fp8-weights", 0, factor, n=16, m=1536, heads=1), "fp8-weights")
+    assert (found.verdict == "FAIL") == (known and factor > 1)
+    if found.verdict == "FAIL":
+        assert next(x.name for x in found.tests if x.adjusted <= 1e-6) == "scale"
+        assert "the scale is 1.03" in found.suspects[0].text
+        assert found.detectable["scale"] < factor - 1
+
+
+def test_a_temperature_is_told_from_the_scale_where_there_is_a_cap():
+    rng = np.random.default_rng(0)
+    q, k, v = (FORMATS["bfloat16"].round(rng.standard_normal((1, x, 16))) for x in (64, 96, 96))
+    s = 3 * np.tanh(q[0] @ (2 * k[0]).T / 4 / 3)
+    p = np.exp(1.02 * s)
+    out = FORMATS["bfloat16"].round(p @ v[0] / p.sum(-1, keepdims=True))[None]
+    found = verify(q=q, k=2 * k, v=v, out=out, dtype="bfloat16", softcap=3.0, profile="flash")
+    assert (found.verdict, found.suspects[0].name) == ("FAIL", "temperature")
+    assert found.suspects[0].estimate == pytest.approx(0.02, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["flash", "eager", "math"])
+def test_variances_along_directions_of_each_row(name):
+    """Those of the covariance of all columns, and slack column by column where none is flushed."""
+    given, roundings = made(name, 1, n=6, m=48, d=8), PROFILES[name].roundings("bfloat16")
+    problem = pose_arrays(*(given[x] for x in "qkv"))
+    numbers = Numbers(given["out"].__getitem__, "bfloat16")
+    laws = bound_along(problem, numbers, "bfloat16", PROFILES[name], ["scale", "factor"])
+    every, changes = slice(0, 6), {"scale": SCORE_CHANGES["scale"]}
+    for h in range(2):
+        rows = problem.analyse((h,), roundings, every, changes)
+        covariances = bound_covariance(problem.head((h,)), roundings, every, rows)
+        for of, steep in (("scale", rows.tangents["scale"]), ("factor", rows.out)):
+            along = steep / rows.std**2
+            variance = np.einsum("ic,icd,id->i", along, covariances, along)
+            np.testing.assert_allclose(laws[of][0][h], variance, rtol=1e-9)
+            np.testing.assert_allclose(laws[of][1][h], np.sum(np.abs(along) * rows.slack, -1))
+
+
+@pytest.mark.parametrize("tile", [8, 32, 256])
+def test_weights_of_few_spacings_move_sums_by_no_more(tile):
+    """Whatever the running maximum was: here keys come from the smallest score to the largest."""
+    rng, roundings = np.random.default_rng(tile), PROFILES["fp8-weights"].roundings("bfloat16")
+    q, k, v = (FORMATS[E4M3].round(rng.standard_normal((x, 16))) for x in (9, 256, 256))
+    q = 2 * q
+    k = k[np.argsort(q[0] @ k.T)]
+    problem, every = pose_arrays(q, k, v), slice(0, 9)
+    rows = problem.analyse((), roundings, every)
+    along = rng.standard_normal((9, 16, 5))
+    slack = flushed_along(problem.head(()), roundings, every, rows, along)
+    got, _ = flash(Case(q, k, v), "float32", weights=E4M3, tile=tile)
+    off = np.einsum("icr,ic->ir", along, got - rows.out)
+    small = np.einsum("icr,ic->ir", np.abs(along), rows.slack)
+    assert np.all(slack < small / 2)
+    law = np.einsum("icr,icd,idr->ir", along, _covariances(problem, roundings, rows), along)
+    # What is larger is rounded at random, and at 8 standard deviations by no right kernel.
+    assert np.all(np.abs(off) < slack + 8 * np.sqrt(law))
+    assert np.any(np.abs(off) > 0.02 * slack)
+
+
+def _covariances(problem, roundings, rows):
+    return bound_covariance(problem.head(()), roundings, slice(0, len(rows.out)), rows)
+
+
+def p_values(name, seed, less=1.0, **options):
+    """P-values of a right kernel by head, with variances that are too small by a factor."""
+    given = made(name, seed, **options)
+    problem = pose_arrays(*(given[x] for x in "qkv"))
+    stored, to = TYPES.get(name, ("bfloat16",) * 2)
+    profile, every = PROFILES[name]._replace(out=to), slice(0, given["q"].shape[1])
+    numbers, names = Numbers(given["out"].__getitem__, to), ["scale", "factor"]
+    laws = bound_along(problem, numbers, stored, profile, names)
+    changes, found = {"scale": SCORE_CHANGES["scale"]}, []
+    for h, of in np.ndindex(2, 2):
+        rows = problem.analyse((h,), profile.roundings(stored), every, changes)
+        steep = rows.tangents["scale"] if of == 0 else rows.out
+        known = np.isfinite(rows.std)
+        sums = [
+            np.sum(np.where(known, steep / rows.std**2 * x, 0.0))
+            for x in (rows.errors(given["out"][h]), rows.errors(rows.nearest), steep)
+        ]
+        variance, slack = (np.sum(x[h]) for x in laws[names[of]])
+        if variance > 0:
+            found.append(float(np.exp(Known(*sums, slack, less * variance).test().log_p)))
+    return found
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["flash", "math", "eager", "upcast", "fp8-weights"])
+def test_right_kernels_are_rejected_no_more_often_than_they_may(name, rounds):
+    p = [
+        x
+        for seed in range(rounds)
+        for mean, size in ((0, 1), (2, 1), (0, 3))
+        for x in p_values(name, seed, mean=mean, size=size, n=16, m=96, d=16)
+    ]
+    for level in (0.5, 0.1, 1e-2, 1e-3):
+        assert np.sum(np.array(p) <= level) <= stats.binom.isf(ALARM, len(p), level), level
+
+
+def test_a_variance_with_a_wrong_constant_is_seen():
+    p = [x for seed in range(8) for x in p_values("flash", seed, 1 / 100, n=8, m=64, d=16)]
+    assert np.sum(np.array(p) <= 1e-3) > stats.binom.isf(ALARM, len(p), 1e-3)
+
+
+def test_sums_are_doubtful_by_their_size_and_by_their_signs():
+    one = np.ones(100)
+    assert is_doubtful(5 * one / 10, one)  # 5 standard deviations, all of one sign
+    assert not is_doubtful(3 * one / 10, one)
+    assert not is_doubtful(5 * one / 10 * np.where(np.arange(100) % 2, 30, -29), one)
+    assert is_doubtful(np.array([5.0]), np.array([1.0]))  # one row has one sign
+    assert not is_doubtful(np.zeros(0), np.zeros(0))
