@@ -344,7 +344,7 @@ def gradient_covariance(
     return together.reshape(-1, r, r), own
 
 
-def list_summed(backs: Sequence[BackwardHead], of: str) -> Doubles:
+def list_terms(backs: Sequence[BackwardHead], of: str) -> Doubles:
     """List what rows of the gradient are sums of: keys, queries, or derivatives to the output."""
     tokens = [{"dq": x.head.k, "dk": x.head.q, "dv": x.d_out}[of] for x in backs]
     return np.concatenate(tokens)

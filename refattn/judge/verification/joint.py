@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arrays.library import Doubles
-from ..rounding.backward import gradient_covariance, list_summed
+from ..rounding.backward import gradient_covariance, list_terms
 from ..rounding.covariance import covariance, distinct_columns
 from ..rounding.problems import Index, Problem
 from ..rounding.roundings import Roundings, RowErrors
@@ -84,7 +84,7 @@ def list_tokens(problem: Problem, index: Index) -> Doubles:
     """List what rows of a head are sums of: values, or what gradients are sums of."""
     if problem.gradient is None:
         return np.asarray(problem.read(index)["v"])
-    return list_summed(problem.gradient.backs(index), problem.gradient.of)
+    return list_terms(problem.gradient.backs(index), problem.gradient.of)
 
 
 def _find_laws(
@@ -221,16 +221,16 @@ def find_smallest(
     sizes = {"row": float(np.median(alone))}
     apart = problem.rows_apart(roundings)
     if n > TILE and apart:
-        least = _solve(lambda x: -log_chernoff(x, TILE), math.log(many) - level)
+        least = _reach(lambda x: -log_chernoff(x, TILE), math.log(many) - level)
         variances = [x.variances for x in found if x.variances is not None and problem.is_mean]
         if variances:
             few = np.concatenate(variances)
             few = np.tile(few, (-(-TILE // len(few)), 1))[:TILE]
-            total = _solve(lambda x: -log_quadratic(x, few), math.log(2 * many) - level)
+            total = _reach(lambda x: -log_quadratic(x, few), math.log(2 * many) - level)
             least = min(least, total / few.size)
-        sizes["tile"] = _solve(mean, least)
+        sizes["tile"] = _reach(mean, least)
     if heads > 1 and apart:
-        sizes["head"] = _solve(mean, _solve(lambda x: -log_chernoff(x, n), math.log(heads) - level))
+        sizes["head"] = _reach(mean, _reach(lambda x: -log_chernoff(x, n), math.log(heads) - level))
     return {x: y for x, y in sizes.items() if y < 1}
 
 
@@ -267,10 +267,10 @@ class _BlockLaw(NamedTuple):
             def largest(size: float, one: _BlockLaw = one) -> float:
                 return float(np.max(np.abs(one.z(size))))
 
-            sizes[at] = _solve(largest, peak)
+            sizes[at] = _reach(largest, peak)
         if self.covariances is None:
             return sizes
-        return np.minimum(sizes, self._solve_jointly(_solve(lambda x: -log_chernoff(x, r), -level)))
+        return np.minimum(sizes, self._solve_jointly(_reach(lambda x: -log_chernoff(x, r), -level)))
 
     def _solve_jointly(self, least: float) -> Doubles:
         """Find the factors from which the least square over the columns is so large."""
@@ -306,7 +306,7 @@ def _take_laws(problem: Problem, roundings: Roundings) -> Iterator[_BlockLaw]:
             yield _BlockLaw(RowErrors(*parts), columns, some)
 
 
-def _solve(f: Callable[[float], float], least: float) -> float:
+def _reach(f: Callable[[float], float], least: float) -> float:
     """Find where a function that rises with x > 0 is so large."""
     low, high = 2.0**-60, 2.0**60
     for _ in range(_BISECTIONS):

@@ -74,7 +74,7 @@ from .empty_rows import describe_idle
 from .findings import Finding, Numbers, Part, ProfileTrial, weaken
 from .head_sums import RowWeights
 from .joint import find_smallest, test_each
-from .likelihood import ALIKE, Fit, Sample, compare
+from .likelihood import ALIKE, Fit, ProfileSample, compare
 from .looks import (
     Blocks,
     Look,
@@ -133,7 +133,7 @@ class _Case:
         self.problem = part.problem.looked_at(choose_blocks(part.problem, asked.everything))
         self.weights = RowWeights(self.problem, asked.dtype)
         self.fits: dict[str, Fit] = {}
-        self.looks: dict[Profile, Sample] = {}
+        self.looks: dict[Profile, ProfileSample] = {}
         self.screened: dict[str, float] = {}  # p-values of profiles on some rows
         self.glanced: dict[str, float] = {}  # likewise: tests of their own if they are sure
         self.trials: dict[str, ProfileTrial] = {}

@@ -153,7 +153,7 @@ class _Law(NamedTuple):
         return found
 
 
-class Sample(NamedTuple):
+class ProfileSample(NamedTuple):
     """Of some rows, (rows, columns): z^2 and the log of the standard deviation; and of each row.
 
     The least is of roundings to nearest, or at the most favourable digits without those of weights
@@ -191,7 +191,7 @@ def compare(
     dtype: str,
     profiles: Mapping[str, Profile],
     weights: RowWeights | None = None,
-    looks: dict[Profile, Sample] | None = None,
+    looks: dict[Profile, ProfileSample] | None = None,
 ) -> dict[str, Fit]:
     """Compare profiles on the rows of a problem, the best first; what is found is kept in looks."""
     if len(profiles) == 1 or not any(i.stop > i.start for _, i in problem.items()):
@@ -220,7 +220,7 @@ def compare(
     return dict(sorted(fits.items(), key=lambda x: max(alike, x[1].against)))
 
 
-def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> Sample:
+def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> ProfileSample:
     """Divide errors by their standard deviations."""
     parts: list[tuple[Any, ...]] = []
     problem, weights, roundings = known.problem, known.of(profile), profile.roundings(dtype)
@@ -290,7 +290,7 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
     laws, still_laws, rest = zip(*parts, strict=True)
     within, *arrays = zip(*rest, strict=True)
     whole, still_whole = (_stack_laws(x) if joint else None for x in (laws, still_laws))
-    return Sample(all(within), whole, still_whole, *(np.concatenate(x) for x in arrays))
+    return ProfileSample(all(within), whole, still_whole, *(np.concatenate(x) for x in arrays))
 
 
 def _stack_laws(laws: Sequence[_Law]) -> _Law:
@@ -323,7 +323,9 @@ def _mean(x: Doubles) -> Doubles:
     return means
 
 
-def _weigh(mine: Sample, theirs: Sample, surely: bool = False, doubt: float = _DOUBT) -> float:
+def _weigh(
+    mine: ProfileSample, theirs: ProfileSample, surely: bool = False, doubt: float = _DOUBT
+) -> float:
     """Return the log ratio of another likelihood to one, surely for the best of its factors."""
     one = np.ones(len(mine.least))
     if mine.joint is not None and mine.still is not None and theirs.joint is not None:
@@ -347,14 +349,14 @@ def _weigh(mine: Sample, theirs: Sample, surely: bool = False, doubt: float = _D
     return _sum_ratios(ratio, mine, theirs, doubt)
 
 
-def _sum_ratios(ratio: Doubles, mine: Sample, theirs: Sample, doubt: float) -> float:
+def _sum_ratios(ratio: Doubles, mine: ProfileSample, theirs: ProfileSample, doubt: float) -> float:
     """Sum over rows, of which each may be wrong."""
     ratio = np.logaddexp(math.log1p(-doubt) + ratio, math.log(doubt))
     return float(np.sum(np.minimum(mine.units, theirs.units) * ratio))
 
 
 def _log_ratios(
-    theirs: Sample, squares: Doubles, logs: Doubles, least: Doubles, most: Doubles
+    theirs: ProfileSample, squares: Doubles, logs: Doubles, least: Doubles, most: Doubles
 ) -> Doubles:
     """Return the log ratio of another likelihood to one, by row, for the best of its factors."""
     both = ~(np.isnan(squares) | np.isnan(theirs.squares))

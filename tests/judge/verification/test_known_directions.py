@@ -6,10 +6,9 @@ from scipy import stats
 
 from refattn import verify
 from refattn.judge.rounding import PROFILES
-from refattn.judge.rounding.covariance import bound_covariance
+from refattn.judge.rounding.covariance import bound_covariance, flushed_along
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.problems import pose_arrays
-from refattn.judge.rounding.softmax import flushed_along
 from refattn.judge.verification import trial
 from refattn.judge.verification.directions import SCORE_CHANGES, bound_along
 from refattn.judge.verification.evidence import Known, is_doubtful

@@ -93,8 +93,9 @@ def drifting(seed, mean, c=256, wrong=1.0):
     }
 
 
-@pytest.mark.long("1-2.0")
-@pytest.mark.parametrize(("seed", "mean"), [(0, 0.0), (0, 2.0), (1, 2.0)])
+@pytest.mark.parametrize(
+    ("seed", "mean"), [(0, 0.0), (0, 2.0), pytest.param(1, 2.0, marks=pytest.mark.long)]
+)
 def test_one_rounding_of_a_sum_of_log_decays_scales_a_head(seed, mean):
     """A sum of 80 has an ulp of 8e-6, and all tokens before it share its error."""
     found = verify(**drifting(seed, mean), profile="chunk-256-math")

@@ -581,7 +581,10 @@ def test_the_worst_of_all_parts_is_what_is_said(first, second, monkeypatch):
     monkeypatch.setattr(judging, "_judge_gradients", gradients)
     level = pytest.approx(0.1)
     problem = SimpleNamespace(shares_keys=False, kind="scores")
-    parts = {name: findings.Part(problem, name) for name in ("out", "dq", "dv")}
+    parts = {
+        name: findings.Part(problem, SimpleNamespace(out_dtype="float32"))
+        for name in ("out", "dq", "dv")
+    }
     found = judging.judge_all(parts, "float32", "math", 0.3, hardware="ampere")
     worst = min(first, second, key=ORDER.index)
     assert found.verdict == worst
@@ -593,7 +596,7 @@ def test_the_worst_of_all_parts_is_what_is_said(first, second, monkeypatch):
     }
     rest = {name: parts[name] for name in ("dq", "dv")}
     said = ("float32", "math", level, False, "ampere")
-    assert asked == [(problem, "out", *said), (rest, said)]
+    assert asked == [(*parts["out"], *said), (rest, said)]
     del parts["out"]
     alone = judging.judge_all(parts, "float32", "math", 0.3)
     assert (alone.verdict, [*alone.parts]) == (second, ["dq", "dv"])
