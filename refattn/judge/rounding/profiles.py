@@ -192,7 +192,8 @@ PROFILES: Mapping[str, Profile] = {
 _CAST = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")
 PROFILES = {**PROFILES, **{f"{x}-cast": PROFILES[x]._replace(inputs="storage") for x in _CAST}}
 # Keys and values are repeated for the query heads that share them, and gradients are then added.
-_BY_HEAD = (*_CAST, "flash-64", "flash-32", "flash-scaled", "flash-again")
+_OF_PARTS = ("flash-64", "flash-32", "flash-256", "flash-scaled", "flash-again", "flash-unrounded")
+_BY_HEAD = (*_CAST, *_OF_PARTS, "recomputed", "serial")
 PROFILES = {**PROFILES, **{f"{x}-by-head": PROFILES[x]._replace(by_head=True) for x in _BY_HEAD}}
 # Recurrences in chunks of so many tokens: what is multiplied is rounded, states only if told.
 CHUNKS = (64, 16, 32, 128, 256)
