@@ -9,6 +9,7 @@ import refattn
 from refattn.judge.mistakes.defects import MUTANTS
 from refattn.judge.rounding import PROFILES
 from refattn.judge.rounding.hardware import UNITS
+from refattn.judge.rounding.profiles import LINEAR
 from tests.validation import guide_blocks
 from tests.validation.guide_blocks import GUIDE, difference
 
@@ -38,8 +39,9 @@ def test_pages_show_what_is_printed(name, tmp_path, monkeypatch):
 def test_every_profile_and_unit_is_in_the_tables_of_numbers():
     first = [x.split("|")[1] for x in guide_blocks.page("numbers").splitlines() if x[:3] == "| `"]
     listed = {*re.findall("`(.*?)`", "".join(first))}
-    assert listed <= {*PROFILES, *UNITS}
-    named = (x for x in [*PROFILES, *UNITS] if not x.endswith(("-cast", "-by-head")))
+    every = {*PROFILES, *LINEAR, *UNITS}
+    assert listed <= every
+    named = (x for x in every if not x.endswith(("-cast", "-by-head")))
     assert {*named} <= listed
 
 
