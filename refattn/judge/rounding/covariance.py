@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arrays.library import Doubles
-from .head import SoftmaxHead, count_tile_keys, scan_tiles
+from .head import TILE_KEYS, SoftmaxHead, count_tile_keys, scan_tiles
 from .roundings import LEAST_OWN, MAXIMUM_KEYS, RMS, WORST, Roundings, RowErrors
 from .shares import TileShares
 from .softmax import bound_flushed, size_of_log
@@ -110,34 +110,62 @@ def _factor_variance(
     return (WORST**2 if worst else 1.0) * RMS**2 * factor
 
 
-def variance_of_maxima(
+def spared_variance(
     head: SoftmaxHead, roundings: Roundings, i: slice, rows: RowErrors
 ) -> tuple[Doubles, Doubles]:
-    r"""Return the variances that a running maximum may spare a kernel, and of all weights.
+    r"""Return the variances that a kernel may not have, of weights and scores, and those of all.
 
-    Both are arrays (b, d_v).
-
-    A weight that is the largest when it is rounded is 1, and stays as it is. In tiles of any size
-    and order, and in parts that are merged, it is the largest of its 16 keys, too:
+    Both are arrays (b, d_v). A weight that is the largest when it is rounded is 1, and stays as it
+    is: a running maximum spares it. In tiles of any size and order, and in parts that are merged,
+    it is the largest of its 16 keys, too:
 
     .. math:: \sum_{j\ \text{largest of its 16 keys}} h_{ij}^2 v_{jc}^2 / 12
 
     with the distance :math:`h_{ij}` of the numbers near the weight, over the sum of the weights.
+    Roundings of equal weights, those of equal keys or equal scores, are one: they may be as large
+    as their law says, or none, as for two weights of 1/2.
     """
     (spared, whole), to = np.zeros((2, *rows.out.shape)), roundings.weights
-    assert to is not None
     top, lse = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (rows.top, rows.lse))
-    for tile in scan_tiles(head, i, count_tile_keys(len(rows.out))):
+    ties, few = find_ties(head, i), _has_few_numbers(head.k)
+    for tile in scan_tiles(head, i, len(head.k) if few else count_tile_keys(len(rows.out))):
         of = TileShares.of(tile, top).over(np.exp(top - lse))
-        cut = np.arange(0, of.weights.shape[-1], MAXIMUM_KEYS)
-        # If it is the largest when it is rounded, then among these keys, too.
-        largest = np.repeat(np.maximum.reduceat(of.weights, cut, -1), MAXIMUM_KEYS, -1)
-        largest = largest[:, : of.weights.shape[-1]]
-        variance = of.keep_rounded(np.square(to.spacing(of.weights) * np.exp(top - lse)) / 12)
-        squares = np.square(head.v[tile.keys])
+        squares, variance = np.square(head.v[tile.keys]), np.zeros_like(of.gap)
+        free = np.zeros(of.gap.shape, bool)
+        if to is not None and roundings.normalised:
+            variance = np.square(to.spacing(of.shares)) / 12 * (of.shares > 0)
+        elif to is not None:
+            cut = np.arange(0, of.weights.shape[-1], MAXIMUM_KEYS)
+            # If it is the largest when it is rounded, then among these keys, too.
+            largest = np.repeat(np.maximum.reduceat(of.weights, cut, -1), MAXIMUM_KEYS, -1)
+            free = of.weights == largest[:, : of.weights.shape[-1]]
+            variance = of.keep_rounded(np.square(to.spacing(of.weights) * np.exp(top - lse)) / 12)
+        if ties is not None or few:
+            variance += of.shares**2 * relative_variance(head, roundings, tile, i, of.gap)
+        if ties is not None:
+            variance *= ties.weights[:, tile.keys]
+            free |= ties.weights[:, tile.keys] > 1
+        if few:
+            free |= _find_equal(of.gap)
         whole += variance @ squares
-        spared += (variance * (of.weights == largest)) @ squares
+        spared += (variance * free) @ squares
     return spared, whole
+
+
+def _has_few_numbers(k: Doubles) -> bool:
+    """Tell whether keys are of so few numbers that scores of different keys may be equal."""
+    some = k[:TILE_KEYS].ravel()
+    return 4 * len(np.unique(some)) < len(some)
+
+
+def _find_equal(x: Doubles) -> npt.NDArray[np.bool_]:
+    """Find numbers that are equal to another of their row."""
+    order = np.argsort(x, -1)
+    same = np.diff(np.take_along_axis(x, order, -1), axis=-1) == 0
+    edge = np.zeros((len(x), 1), bool)
+    found = np.zeros(x.shape, bool)
+    np.put_along_axis(found, order, np.hstack([edge, same]) | np.hstack([same, edge]), -1)
+    return found
 
 
 def flushed_along(

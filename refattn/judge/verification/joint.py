@@ -80,6 +80,13 @@ def find_covariance(
     return gradient_covariance(saved, roundings, problem.gradient.of, i, directions, worst)
 
 
+def has_twins(problem: Problem, index: Index, roundings: Roundings) -> bool:
+    """Tell whether tokens of a gradient are equal: their roundings are one, if there are any."""
+    assert problem.gradient is not None
+    saved = [x for _, x in problem.gradient.saved(index, roundings)]
+    return any(np.any(y > 1) for x in saved for y in (x.copies, x.key_copies, x.products))
+
+
 def list_tokens(problem: Problem, index: Index) -> Doubles:
     """List what rows of a head are sums of: values, or what gradients are sums of."""
     if problem.gradient is None:
@@ -174,7 +181,8 @@ def find_wrong(
     found = np.minimum(math.log(2 * columns) - peaks * peaks / 2, log_chernoff(squares, 1))
     found, means = np.where(beyond, -math.inf, np.minimum(found, 0.0)), peaks * peaks
     # Where these tests are enough, no other is needed.
-    doubtful = np.flatnonzero((squares > DOUBT) & (found > level - _TESTS_OF_ROW))
+    known = problem.kind == "scores"  # how columns depend on each other
+    doubtful = np.flatnonzero(known & (squares > DOUBT) & (found > level - _TESTS_OF_ROW))
     doubtful = doubtful[np.argsort(-squares.ravel()[doubtful], kind="stable")]
     most, together = _PRODUCTS // (columns**2 * (problem.shape[1] + _SOLVING * columns)), MOST
     if problem.gradient is not None:  # of which each row is analysed alone

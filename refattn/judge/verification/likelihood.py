@@ -37,7 +37,7 @@ import numpy.typing as npt
 
 from ...arrays.library import Doubles
 from ...arrays.threads import for_each
-from ..rounding.covariance import distinct_columns, variance_of_maxima
+from ..rounding.covariance import distinct_columns, spared_variance
 from ..rounding.formats import Format
 from ..rounding.head import CACHED_PAIRS, SoftmaxHead, scan_tiles, score_tile
 from ..rounding.problems import Index, Problem, sweep
@@ -46,7 +46,7 @@ from ..rounding.roundings import WORST, RowErrors
 from .evidence import log_chernoff
 from .findings import Numbers
 from .head_sums import RowWeights
-from .joint import find_covariance, list_tokens
+from .joint import find_covariance, has_twins, list_tokens
 from .z_scores import LseErrors, subtract_rounding
 
 _LEAST = WORST / 2  # factor of standard deviations, for the most favourable leading digits
@@ -262,12 +262,14 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
                     find = partial(find_covariance, read, index, exact, i, others, along)
                     other = _Law.of(others, error, along, find)
                     still_law = own.where(unmoved[:, 0], other)
-        if problem.is_mean and roundings.weights is not None and not roundings.normalised:
-            spared, whole = variance_of_maxima(read.head(index), roundings, i, rows)
+        if problem.is_mean:
+            spared, whole = spared_variance(read.head(index), roundings, i, rows)
             rest = _LEAST**2 * np.maximum(1 - spared / np.square(rows.std), 0.0)
             least = np.minimum(least, _mean(np.minimum(near, rest)))
             left = np.where(whole > 0, 1 - spared / np.where(whole > 0, whole, 1.0), 1.0)
             shares = np.min(np.maximum(left, 0.0), -1, initial=1.0)
+        elif joint and has_twins(problem, index, roundings):
+            shares *= 0.0
         tested = np.square(np.where(known, subtract_rounding(error, rows) / rows.worst, math.nan))
         tested = np.where(within, _mean(tested), math.inf)
         if numbers.lse is not None and problem.is_mean:

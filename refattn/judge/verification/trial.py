@@ -26,7 +26,7 @@ from .evidence import (
     log_chernoff,
     log_quadratic,
 )
-from .findings import Find, Finding, Numbers, ProfileTrial, Suspect, WrongRow, Z, find_none
+from .findings import Find, Finding, Numbers, ProfileTrial, Suspect, WrongRow, Z
 from .head_sums import ONE_PERCENT, HeadSums
 from .joint import find_wrong
 from .looks import Look, choose_loud
@@ -91,12 +91,11 @@ def attempt(
         directions += [*_test_keys(errors), *_test_tiles(errors)]
         if min((x.log_p for x in (*raw, *directions)), default=0.0) >= look.enough:
             raw += _test_loud_tiles(errors, problem.read_by(profile), roundings)
-    find: Find = find_none
-    if problem.kind == "scores":
-        about = problem.read_by(profile), numbers, roundings, squares, errors.peak
-        find = cache(partial(find_wrong, *about, errors.over > _BEYOND))
-        if min((x.log_p for x in (*raw, *directions)), default=0.0) >= _NEEDS_NO_OTHER:
-            raw += _test_rows(find(-math.inf)[0], count)
+    about = problem.read_by(profile), numbers, roundings, squares, errors.peak
+    find: Find = cache(partial(find_wrong, *about, errors.over > _BEYOND))
+    smallest = min((x.log_p for x in (*raw, *directions)), default=0.0)
+    if problem.kind == "scores" and smallest >= _NEEDS_NO_OTHER:
+        raw += _test_rows(find(-math.inf)[0], count)
     # All tests of a profile share alpha. A p-value of e^-700 is as good as 0, and not 0 in float64.
     adjusted = stats.holm([math.exp(max(x.log_p, -700.0)) for x in (*raw, *directions)])
     outcomes = sorted(zip((*raw, *directions), adjusted, strict=True), key=lambda x: x[0].log_p)

@@ -103,7 +103,7 @@ class Verdict(NamedTuple):
         The place of the wrong rows, in words.
     rows : tuple of (tuple of int, float)
         The rows that are wrong at level `alpha`, by Holm's correction for all rows, with their
-        p-values, the smallest first.
+        p-values, the smallest first. An index has heads before tokens, whatever the layout.
     more_rows : bool
         Whether there may be more wrong rows: the search for them has a limit of time.
     worst : Worst or None

@@ -284,3 +284,14 @@ def test_gradients_and_recurrences_tell_the_smallest_error_of_a_row():
     linear = linear_attention(q, k, v, causal=True)
     found = verify(q=q, k=k, v=v, out=linear, estimator="linear", causal=True)
     assert 0 < found.detectable["row"] < 1e-3
+
+
+def test_rows_of_linear_attention_are_named():
+    """By their largest error, or as ones that no kernel can give: their columns have no law."""
+    given, _ = made("flash", "bfloat16", "plain", 12)
+    q, k, v = (given[x] for x in "qkv")
+    out = linear_attention(q, k, v, causal=True)
+    out[0, 9] *= 1.2
+    out[1, 20, 3] = np.nan
+    found = verify(q=q, k=k, v=v, out=out, estimator="linear", causal=True)
+    assert sorted(x for x, _ in found.rows) == [(0, 9), (1, 20)]

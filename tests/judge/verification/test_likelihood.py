@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from refattn.judge.rounding import PROFILES
-from refattn.judge.rounding.covariance import variance_of_maxima
+from refattn.judge.rounding.covariance import spared_variance
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.problems import pose_arrays
 from refattn.judge.verification import verify
@@ -216,7 +216,7 @@ def test_the_variance_of_weights_that_may_have_been_the_largest(masked):
     for a in range(0, 70, 16):
         at = a + np.argmax(scores[:, a : a + 16], -1)
         expected += np.square(steps[np.arange(5), at, None] * v[0, at]) / 12
-    found = variance_of_maxima(head, roundings, i, problem.analyse((0,), roundings, i))
+    found = spared_variance(head, roundings, i, problem.analyse((0,), roundings, i))
     every = np.where(np.isfinite(scores), steps, 0) ** 2 @ v[0] ** 2 / 12
     np.testing.assert_allclose(found, (expected, every), rtol=1e-12)
 

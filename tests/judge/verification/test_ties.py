@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from refattn.judge.rounding import covariance, softmax
+from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.verification import verify
+from tests.judge.rounding.rounded import of_heads
 from tests.judge.verification.test_verdict import BF16
 
 N, M, D = 64, 512, 32
@@ -131,3 +133,25 @@ def test_wrong_kernels_fail(name, kind, change):
     wrong = {"padded": 1} if change == "key" else {"factor": 1 + 2.0**-7}
     found = judged(name, kind, **wrong)
     assert found.verdict == "FAIL", str(found)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("copies", [4, 8])
+def test_weights_that_are_equal_and_exact_are_no_evidence_against_a_profile(copies, dtype):
+    """Of four equal keys that have all the weight, each has 1/4: nothing is rounded."""
+    rng, to = np.random.default_rng(0), FORMATS[dtype].round
+    q, k, v = (to(rng.standard_normal((1, x, 8))) for x in (130, 16 // copies, 16))
+    q, k = to(5 * q), np.repeat(k, copies, 1)
+    out, _ = of_heads("eager", q, k, v, dtype)
+    found = verify(q=q, k=k, v=v, out=out, dtype=dtype)
+    assert (found.verdict, found.by) == ("PASS", "eager")
+
+
+def test_scores_that_are_equal_are_no_evidence_against_a_profile():
+    """Of keys that are 0, 1 or -1, which differ."""
+    rng, to = np.random.default_rng(10), FORMATS["bfloat16"].round
+    q, k = (rng.integers(-1, 2, (1, x, 16)) * 1.0 for x in (96, 64))
+    v = to(rng.standard_normal((1, 64, 16)))
+    out, _ = of_heads("eager", 4 * q, k, v, "bfloat16")
+    found = verify(q=4 * q, k=k, v=v, out=out, dtype="bfloat16")
+    assert found.verdict != "FAIL"
