@@ -187,10 +187,10 @@ def dtype(request):
 # --- long cases: over .2 s of CPU, unless a function has no other ---------------------------------
 
 
-# Seconds of CPU above which a case that is not marked `long` fails where CI is set. Some take half
-# a second, and four times that where they are the first of a process to import or compile a thing;
-# cores that are shared with other work take twice as long again.
-LIMIT = 5.0
+# Seconds of CPU above which a case that is not marked `long` is named where CI is set. Some take
+# half a second, and four times that where they are the first of a process to import or compile a
+# thing. Cores that are shared with other work take longer: a clock fails no case.
+LIMIT = 2.0
 LONG_EXAMPLES = {  # of docstrings
     "refattn.judge.vectors.archives.pack",
     "refattn.judge.vectors.checking.lint",
@@ -211,7 +211,7 @@ FIXTURES = pytest.StashKey()  # seconds
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="run long sweeps too")
     parser.addoption(
-        "--turn", type=int, help="run an eighth of the long sweeps too: those whose turn it is"
+        "--turn", type=int, help="run a sixteenth of the long sweeps too: those whose turn it is"
     )
     parser.addoption(
         "--soak", action="store_true", help="run what is long, and more of the same kind"
@@ -240,7 +240,7 @@ def pytest_collection_modifyitems(config, items):
         if item.name in LONG_EXAMPLES or any(number_of(item) // 4 % x for x in of_sweep):
             item.add_marker(pytest.mark.long)
         if turn is not None:  # by its name, so that no other test moves it
-            full = full or number_of(item) % 8 == turn % 8
+            full = full or number_of(item) % 16 == turn % 16
         runs = {"soak": soak, "long": full, "docs": full or turn is not None}
         fits = all(run or not is_marked(item, mark) for mark, run in runs.items())
         (chosen if fits else left_out).append(item)
@@ -319,7 +319,7 @@ class Seconds:
     """
 
     def __init__(self, config):
-        self.config, self.cases = config, {}
+        self.config, self.cases, self.slow = config, {}, {}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef, request):
@@ -338,13 +338,19 @@ class Seconds:
         item.user_properties.append(("seconds", seconds))
         marked = any(is_marked(item, mark) for mark in ("long", "docs", "soak"))
         default = not marked and not self.config.getoption("last_skipped")
-        if "CI" in os.environ and default and seconds > LIMIT:
-            pytest.fail(f"{seconds:.1f} s of CPU: a case over {LIMIT} s must be marked long", False)
+        item.user_properties.append(("slow", "CI" in os.environ and default and seconds > LIMIT))
         return result
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call":
-            self.cases[report.nodeid] = dict(report.user_properties).get("seconds")
+            told = dict(report.user_properties)
+            self.cases[report.nodeid] = told.get("seconds")
+            if told.get("slow"):
+                self.slow[report.nodeid] = told["seconds"]
+
+    def pytest_terminal_summary(self, terminalreporter):
+        for name, seconds in self.slow.items():
+            terminalreporter.write_line(f"SLOW {name}: {seconds:.1f} s of CPU, not marked long")
 
     def pytest_sessionfinish(self):
         cache = getattr(self.config, "cache", None)

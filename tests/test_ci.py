@@ -86,7 +86,7 @@ def run(pytester):
     """Run a folder of tests with the hooks of these."""
     pytester.makepyfile(test_function=FUNCTIONS, test_module=MODULE)
     hooks = Path(__file__).with_name("conftest.py").read_text("utf-8")
-    hooks = hooks.replace("\nLIMIT = 5.0\n", "\nLIMIT = 0.05\n")
+    hooks = hooks.replace("\nLIMIT = 2.0\n", "\nLIMIT = 0.05\n")
     pytester.makeconftest(hooks.replace("importlib.import_module(name)", "pass"))
     return lambda *options: pytester.runpytest_inprocess("-rA", "--strict-markers", *options)
 
@@ -115,14 +115,16 @@ def test_what_was_skipped_must_be_known(options, run):
 
 @pytest.mark.long("True")
 @pytest.mark.parametrize("ci", [False, True])
-def test_what_is_long_without_saying_so_fails(ci, run, pytester, monkeypatch):
+def test_what_is_long_without_saying_so_is_named(ci, run, pytester, monkeypatch):
+    """It does not fail: what a clock says depends on what else the cores do."""
     monkeypatch.setenv("CI", "true") if ci else monkeypatch.delenv("CI", raising=False)
     result = run(pytester.makepyfile(test_wrong=WRONG))
+    slow = {x.split("::")[1].split(":")[0] for x in result.outlines if x.startswith("SLOW ")}
+    assert slow == ({"test_slow", "test_fixture_is_slow"} if ci else set())
     lines = [line.split()[:2] for line in result.outlines if line.startswith(("FAILED ", "ERROR "))]
     failed = {test.split("::")[1] for _, test in lines if "::" in test}
-    slow = {"test_slow", "test_fixture_is_slow"} if ci else set()
-    assert failed == {"test_mark_has_a_hyphen[as-tall]"} | slow
-    assert run("--full", "test_wrong.py").parseoutcomes()["passed"] == 5 - len(slow)
+    assert failed == {"test_mark_has_a_hyphen[as-tall]"}
+    assert run("--full", "test_wrong.py").parseoutcomes()["passed"] == 5
 
 
 def test_some_of_a_sweep_are_run_and_what_is_long_by_two_words_is_not(run, pytester):
