@@ -330,8 +330,8 @@ layout_option = known_option(
 
 
 def _list_profiles() -> Mapping[str, Any]:
-    profiles = needed("judge.rounding.profiles")
-    return {**profiles.PROFILES, **profiles.CHUNKED, **profiles.LINEAR}
+    every: Mapping[str, Any] = needed("judge.rounding.profiles").EVERY_PROFILE
+    return every
 
 
 profile_option = known_option(

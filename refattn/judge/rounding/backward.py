@@ -47,7 +47,6 @@ from .head import scan_tile
 from .roundings import (
     BIAS,
     CONSTANTS,
-    LEAST_OWN,
     RMS,
     WORST,
     Roundings,
@@ -338,10 +337,7 @@ def gradient_covariance(
     law, (_, r) = _close_sum(sum_, tangents), directions.shape
     found = (WORST if worst else 1.0) ** 2 * sum_.scale**2 * sum_.variance
     variances, together = np.split(found, [len(directions)], -1)
-    size = np.square(law.worst if worst else law.std)
-    rest = np.maximum(size - variances, LEAST_OWN * variances)  # inf where there is no law
-    own = np.einsum("cr,ic,cs->irs", directions, rest, directions, optimize=True)
-    return together.reshape(-1, r, r), own
+    return together.reshape(-1, r, r), law.own_covariance(variances, directions, worst)
 
 
 def list_terms(backs: Sequence[BackwardHead], of: str) -> Doubles:
@@ -376,14 +372,18 @@ def _sum_rows(
     size, to = _SUM_TOKENS, None  # tokens of a block, and what the sum is rounded to after each
     if roundings.parts is not None:
         size, to = roundings.parts[of == "dq"], roundings.out
+
+    def pairs(back: BackwardHead, saved: Saved, i: slice, j: slice) -> PairErrors | None:
+        x = analyse_pairs(back, saved, roundings, i, j, of)
+        return x.with_known_digits(roundings) if worst and x is not None else x
+
     for back, saved in backs:
         head = back.head
         sum_.restart()  # a unit adds the products of one head
         if of == "dq":
             for j in head.blocks(size):
-                x = analyse_pairs(back, saved, roundings, rows, j, of)
+                x = pairs(back, saved, rows, j)
                 if x is not None:
-                    x = x.with_known_digits(roundings) if worst else x
                     rounded = None if head.is_sink(j) else to  # a sink adds 0
                     _add_to_queries(sum_, x, saved, rows, head.k[j], copies[j], rounded)
                     for name, y in _list_tangents(x, back, saved, roundings, rows, names):
@@ -398,9 +398,8 @@ def _sum_rows(
         else:
             saved_blocks = blocks(0, len(head.q), BLOCK_QUERIES)  # no block has weights of two
             for i in (y for x in saved_blocks for y in blocks(x.start, x.stop, size)):
-                x = analyse_pairs(back, saved, roundings, i, rows, of)
+                x = pairs(back, saved, i, rows)
                 if x is not None:
-                    x = x.with_known_digits(roundings) if worst else x
                     (_add_to_keys if of == "dk" else _add_to_values)(sum_, x, back, saved, i, to)
                     if of == "dv":
                         tangents["scale"] += x.p_scale.T @ back.d_out[i]

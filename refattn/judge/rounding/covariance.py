@@ -5,10 +5,10 @@ Roundings of weights move all columns of a row, by the values. Their covariance 
 .. math:: \Sigma_i = \sum_j p_{ij}^2 \sigma_{ij}^2 (v_j - \mathrm{out}_i)(v_j - \mathrm{out}_i)^T
     + \sum_j \operatorname{Var}\eta_{ij}\, v_j v_j^T + D ,
 
-and D holds what each column has of its own: the roundings of its running sums, and of the result.
-Roundings of the normaliser, and of its logarithm, move a row by a factor: they add a multiple of
-:math:`\mathrm{out}_i \mathrm{out}_i^T`. Columns that differ by a power of two have the same
-roundings of their own, and are one column.
+and D is diagonal: the roundings of running sums and of the result differ from column to column.
+Roundings of the normaliser, and of its logarithm, multiply a whole row: they add a multiple of
+:math:`\mathrm{out}_i \mathrm{out}_i^T`. Two columns that differ by a power of two are rounded
+alike, and count as one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arrays.library import Doubles
-from .head import TILE_KEYS, SoftmaxHead, count_tile_keys, scan_tiles
-from .roundings import LEAST_OWN, MAXIMUM_KEYS, RMS, WORST, Roundings, RowErrors
+from .head import TILE_KEYS, SoftmaxHead, count_tile_keys, finite_logs, scan_tiles
+from .roundings import MAXIMUM_KEYS, RMS, WORST, Roundings, RowErrors
 from .shares import TileShares
 from .softmax import bound_flushed, size_of_log
 from .ties import find_ties
@@ -35,16 +35,14 @@ def covariance(
 ) -> tuple[Doubles, Doubles]:
     """Find the covariances of errors of the queries i along directions (d_v, r): (rows, r, r).
 
-    Each query may have directions of its own, (rows, d_v, r).
-    They are those at the least favourable digits, or those of `RowErrors.std`, in two parts: of
-    weights, scores and normalisers, and of what each column has of its own.
+    Directions may differ by query, (rows, d_v, r). The covariances are those at the least
+    favourable digits, or those of `RowErrors.std`. They come in two parts: that of weights, scores
+    and normalisers, and that of roundings which differ from column to column.
     """
     (count, d_v), r = rows.out.shape, directions.shape[-1]
-    transposed = np.swapaxes(directions, -1, -2)
     found, alone = np.zeros((count, r, r)), np.zeros((count, d_v))
     first = np.zeros((count, d_v + 1))  # of noise times v, and 1
-    lse = np.where(np.isfinite(rows.lse), rows.lse, 0.0)[:, None]
-    top = np.where(np.isfinite(rows.top), rows.top, 0.0)[:, None]
+    top, lse = finite_logs(rows)
     # Scores that are rounded have known spacings, and their roundings are most of the noise. Else
     # the noise is of sums whose digits nobody knows.
     to = roundings.weights
@@ -81,13 +79,12 @@ def covariance(
     factor = _factor_variance(head, roundings, rows, worst)
     summed = (WORST**2 if worst else 1.0) * np.asarray(rows.normaliser)
     alone += (summed + (0.0 if worst else factor))[:, None] * out * out
-    rest = np.maximum(np.square(rows.worst if worst else rows.std) - alone, LEAST_OWN * alone)
     out, moved = ((x[:, None, :] @ directions)[:, 0, :] for x in (out, moved))
     # Errors of scores move the normaliser, too: about v - out, where rounded weights are about v.
     cross = moved[:, :, None] * out[:, None, :]
     found += (noise + (factor + summed)[:, None])[:, :, None] * (out[:, :, None] * out[:, None, :])
     found -= cross + np.swapaxes(cross, -1, -2)
-    return found, (transposed * rest[:, None, :]) @ directions
+    return found, rows.own_covariance(alone, directions, worst)
 
 
 def bound_covariance(head: SoftmaxHead, roundings: Roundings, i: slice, rows: RowErrors) -> Doubles:
@@ -100,8 +97,8 @@ def _factor_variance(
 ) -> Doubles:
     """Return the variance of the factors by which rounding the normaliser moves whole rows.
 
-    At the worst the division is one of them, and all are parts of what each column has of its own,
-    too: which of both they are need not be known.
+    At the least favourable digits the division is one of them. There they count twice, for whole
+    rows and for each column, so that it need not be known which of both they do.
     """
     units = roundings.softmax.unit**2 + worst * roundings.accumulate.unit**2
     factor = np.full(len(rows.out), units)
@@ -126,8 +123,10 @@ def spared_variance(
     as their law says, or none, as for two weights of 1/2.
     """
     (spared, whole), to = np.zeros((2, *rows.out.shape)), roundings.weights
-    top, lse = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (rows.top, rows.lse))
+    top, lse = finite_logs(rows)
     ties, few = find_ties(head, i), _has_few_numbers(head.k)
+    if ties is None and not few and (to is None or roundings.normalised):
+        return spared, whole
     for tile in scan_tiles(head, i, len(head.k) if few else count_tile_keys(len(rows.out))):
         of = TileShares.of(tile, top).over(np.exp(top - lse))
         squares, variance = np.square(head.v[tile.keys]), np.zeros_like(of.gap)
@@ -180,7 +179,7 @@ def flushed_along(
     to, found = roundings.weights, np.zeros((2, len(along), along.shape[-1]))
     if to is None or roundings.normalised or not np.any(rows.flushed):
         return np.asarray(found[0])
-    top, lse = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (rows.top, rows.lse))
+    top, lse = finite_logs(rows)
     moved = np.swapaxes(rows.out[:, None, :] @ along, -1, -2)
     for tile in scan_tiles(head, i, count_tile_keys(len(rows.out))):
         of = TileShares.of(tile, top).over(np.exp(top - lse))

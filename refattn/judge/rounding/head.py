@@ -167,6 +167,11 @@ class ScoredRows(NamedTuple):
     top: Doubles
 
 
+def finite_logs(rows: Any) -> list[Doubles]:
+    """Return the largest scores and the log normalisers, (rows, 1); 0 where no key is seen."""
+    return [np.where(np.isfinite(x), x, 0.0)[:, None] for x in (rows.top, rows.lse)]
+
+
 ExactRows = Mapping[Any, ScoredRows]  # by head, and first and last row of a block
 
 
@@ -223,13 +228,12 @@ class NearestWeights:
         self.head, self.roundings, self.i = head, roundings, i
         to = roundings.scores
         self.first = exact if to is None else attend_rows(head, i, to.round)
-        self.top = np.where(np.isfinite(self.first.top), self.first.top, 0.0)[:, None]
+        self.top, lse = finite_logs(self.first)
         self.narrow = roundings.softmax.unit > roundings.accumulate.unit
         # Then a tile has these weights already, over the largest, and they are rounded there.
         plain = roundings.weights is not None and not roundings.normalised
         self.moved = to is not None or self.narrow  # before the weights are rounded themselves
         self.of_largest = plain and not self.moved  # rounded over the largest
-        lse = np.where(np.isfinite(self.first.lse), self.first.lse, 0.0)[:, None]
         total = np.exp(lse - self.top)
         if self.narrow:  # the sum is of narrow exponentials, and narrow itself
             total = np.zeros_like(total)

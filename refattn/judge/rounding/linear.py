@@ -126,8 +126,8 @@ def _round_features(
     """Round features of which a multiple is stored."""
     if to is None:
         return FeatureErrors(value, value, variance, most)
-    # Digits are those of the multiple that is stored; a number that the type holds has no error,
-    # and one between two of its numbers is off by half their distance.
+    # The stored multiple is what is rounded. A number that the type holds has no error, and one
+    # halfway between two of its numbers is off by half their distance.
     size = np.where(stored == 0, 1.0, np.abs(stored))
     nearest, spacing = to.round(stored), to.spacing(stored)
     step = np.where(nearest == stored, 0.0, spacing / size)

@@ -188,12 +188,15 @@ PROFILES: Mapping[str, Profile] = {
     "recomputed64": Profile(accumulate="float64", softmax="float64", delta="out"),
     "serial64": Profile(accumulate="float64", softmax="float64", run=2**40),
 }
+# Fused kernels whose backward passes differ, the tightest first.
+OF_BACKWARD = (
+    "flash-scaled", "flash-again", "flash-unrounded", "flash-256", "flash-64", "flash-32",
+)  # fmt: skip
 # What is read of a cache in 8 bits is rounded to the storage type before it is multiplied.
 _CAST = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")
 PROFILES = {**PROFILES, **{f"{x}-cast": PROFILES[x]._replace(inputs="storage") for x in _CAST}}
 # Keys and values are repeated for the query heads that share them, and gradients are then added.
-_OF_PARTS = ("flash-64", "flash-32", "flash-256", "flash-scaled", "flash-again", "flash-unrounded")
-_BY_HEAD = (*_CAST, *_OF_PARTS, "recomputed", "serial")
+_BY_HEAD = (*_CAST, *OF_BACKWARD, "recomputed", "serial")
 PROFILES = {**PROFILES, **{f"{x}-by-head": PROFILES[x]._replace(by_head=True) for x in _BY_HEAD}}
 # Recurrences in chunks of so many tokens: what is multiplied is rounded, states only if told.
 CHUNKS = (64, 16, 32, 128, 256)
@@ -212,6 +215,7 @@ LINEAR: Mapping[str, Profile] = {
     "linear-eager": Profile("storage", "storage", softmax="storage"),
     "linear-states": Profile(weights="storage", softmax="storage", states="storage"),
 }
+EVERY_PROFILE: Mapping[str, Profile] = {**PROFILES, **CHUNKED, **LINEAR}
 
 
 def profile_of(profile: Any) -> Profile:
@@ -226,14 +230,12 @@ def profile_of(profile: Any) -> Profile:
     if isinstance(profile, str) and "@" in profile:
         name, _, hardware = profile.partition("@")
         return profile_of(profile_of(name)._replace(accumulator=hardware))
-    if isinstance(profile, str) and profile in (more := {**CHUNKED, **LINEAR}):
-        return more[profile]
-    if not isinstance(profile, str) or profile not in PROFILES:
+    if not isinstance(profile, str) or profile not in EVERY_PROFILE:
         raise ValueError(
             f"`profile` must be a Profile or one of {', '.join(PROFILES)}, got {profile!r}."
             + close(str(profile), PROFILES)
         )
-    return PROFILES[profile]
+    return EVERY_PROFILE[profile]
 
 
 def check_hardware(name: str, hardware: Any) -> None:

@@ -24,7 +24,7 @@ RMS = math.sqrt(1 / (8 * math.log(2)))
 # For the least favourable digits, x = 1: there h is widest for the size of x, 2 u / sqrt(12). The
 # digits of given arrays are not random, so tests, which must hold for all digits, take this one.
 WORST = 1 / math.sqrt(3) / RMS
-LEAST_OWN = 1e-6  # of the variance of a column, which it has of its own, at least
+_LEAST_OWN = 1e-6  # the least share of a column's variance that is independent of other columns
 BIAS = 1 / 16  # of the largest error of an exponential, that its errors have in common
 _TRIFLE = 2.0**10  # what is so much smaller need not be known to be exact
 SURE = 5.0  # standard deviations beyond which roundings are tied to each other
@@ -135,6 +135,17 @@ class RowErrors(NamedTuple):
         """
         rounding = self.errors(self.nearest)
         return np.minimum(rounding, 0.0) - self.slack, np.maximum(rounding, 0.0) + self.slack
+
+    def own_covariance(self, shared: Doubles, directions: Doubles, worst: bool) -> Doubles:
+        """Project on directions (..., d_v, r) what columns have beside shared variances (n, d_v).
+
+        It is of each column alone: the rest of its largest variance, or of that of `std`. It is not
+        finite where there is no law.
+        """
+        rest = np.square(self.worst if worst else self.std) - shared
+        rest = np.maximum(rest, _LEAST_OWN * shared)
+        own: Doubles = (np.swapaxes(directions, -1, -2) * rest[:, None, :]) @ directions
+        return own
 
     def take(self, i: slice) -> RowErrors:
         """Take some rows."""

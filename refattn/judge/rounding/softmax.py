@@ -34,6 +34,7 @@ from .head import (
     attend_rows,
     certify_rows,
     count_tile_keys,
+    finite_logs,
     scan_tiles,
 )
 from .roundings import (
@@ -240,7 +241,7 @@ class ErrorSums:
 
     def share(self, exact: ScoredRows) -> list[Doubles]:
         """Find the share of a weight of 1; return the largest scores and the log normalisers."""
-        top, log = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (exact.top, exact.lse))
+        top, log = finite_logs(exact)
         # Not 0 for a query that sees no key: it divides.
         self.whole = np.where(np.isfinite(exact.top)[:, None], np.exp(top - log), 1e-300)
         return [top, log]
@@ -249,10 +250,11 @@ class ErrorSums:
         self, roundings: Roundings, head: SoftmaxHead, tile: Tile, i: slice, of: TileShares
     ) -> WeighedTile:
         """Add the keys of a tile; return what is added."""
+        ties = None if self.ties is None else self.ties.take(tile.keys)
         if roundings.weights is not None and not roundings.normalised and self.keys == 0:
             # Scores of small integers are a lattice: equal weights, and equal roundings.
             seen = (of.weights > roundings.weights.spacing(0.0)) & (of.gap < 0)
-            new = True if self.ties is None else self.ties.new[tile.keys]  # of equal keys the first
+            new = True if ties is None else ties.new  # of equal keys the first
             some = np.flatnonzero(seen.any(0) & new)[:TILE_KEYS]
             self.lattice = _has_few_values(of.gap[:, some][seen[:, some]])
         part = self.add_bound(roundings, head, tile, i, of)
@@ -260,21 +262,17 @@ class ErrorSums:
         size = of.shares * of.shares
         noise = relative_variance(head, roundings, tile, i, of.gap)
         noise *= size
-        equal, terms = (None, None) if self.ties is None else self.ties.of(tile.keys)
-        if equal is not None:
-            noise *= equal
+        if ties is not None:
+            noise *= ties.weights
         self.relative += np.sum(noise, -1)
         if roundings.scores_matter:  # about v - out, which is known only when all keys were added
             columns = np.concatenate([values.squares, values.v], -1)
             self.scores += noise @ _add_ones(columns)
             for j in _list_runs(of, len(values.v)):
-                alike = None
-                if equal is not None and terms is not None:
-                    ones, most = (np.max(x[:, j], -1, keepdims=True) for x in (equal, terms))
-                    alike = np.concatenate([np.repeat(most, self.runs.shape[1] - 1, 1), ones], -1)
+                alike = None if ties is None else ties.take(j).count_alike(values.v.shape[1])
                 self._run(roundings, of.shares[:, j], size[:, j], values.v[j], alike)
         if roundings.weights is not None:
-            variance = self._weights(roundings, of, size, values, equal)
+            variance = self._weights(roundings, of, size, values, ties)
             if not roundings.scores_matter:  # a trifle: about v is enough
                 variance += noise
             values.sum_squares(variance, self.weights)
@@ -395,7 +393,7 @@ class ErrorSums:
         of: TileShares,
         size: Doubles,
         values: TileValues,
-        equal: Doubles | None,
+        ties: Ties | None,
     ) -> Doubles:
         """Return the variance of rounding the weights: over their sum, or over the largest, 1.
 
@@ -407,8 +405,8 @@ class ErrorSums:
             narrow = to.spacing(shares).astype(shares.dtype, copy=False)
             narrow *= narrow
             narrow /= 12
-            if equal is not None:
-                narrow *= equal
+            if ties is not None:
+                narrow *= ties.weights
             return narrow if of.positive else np.where(shares > 0, narrow, 0.0)
         narrow = np.square(to.spacing(weights) if of.step is None else of.step)
         narrow *= (np.square(self.whole) / 12).astype(narrow.dtype, copy=False)
@@ -419,9 +417,9 @@ class ErrorSums:
         if of.least < to.tiny:
             np.maximum(widest, narrow, out=widest)
         widest -= narrow
-        if equal is not None:
-            widest *= equal
-            narrow *= equal
+        if ties is not None:
+            widest *= ties.weights
+            narrow *= ties.weights
         values.sum_squares(widest, self.wider)
         if of.least < _FLUSHED * last:  # many become 0 or the last number: half of it, as slack
             flushed = of.keep_rounded(bound_flushed(weights, last) * self.whole)
@@ -517,8 +515,8 @@ class ErrorSums:
         """Return standard deviation and bound of the log normaliser."""
         m, unit = head.k.shape[0], roundings.accumulate.unit
         size = size_of_log(lse, m)
-        # Running sums of m equal terms, sum (t / m)^2 is m / 3, if that is more than those of the
-        # weights: kernels may sum these in other runs than products. Then the log and the maximum.
+        # Kernels may sum weights in other runs than products: the larger is taken of their sums and
+        # of those of m equal terms, sum (t / m)^2 = m / 3. Then the log and the maximum.
         steps = m / 3 if self.ties is None else m / 3 * self.ties.most
         steps = np.maximum(self.usual**2 * steps, self.sum_variance(roundings))
         std = np.sqrt(self.relative + steps + self.usual**2 * 2 * size * size)

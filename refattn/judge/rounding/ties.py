@@ -29,9 +29,14 @@ class Ties(NamedTuple):
     terms: Doubles  # equal keys with equal values
     new: npt.NDArray[np.bool_]  # of equal keys, which is the first, (m,)
 
-    def of(self, keys: slice) -> tuple[Doubles, Doubles]:
+    def take(self, keys: slice) -> Ties:
         """Take some keys."""
-        return self.weights[:, keys], self.terms[:, keys]
+        return Ties(self.weights[:, keys], self.terms[:, keys], self.new[keys])
+
+    def count_alike(self, columns: int) -> Doubles:
+        """Count the most terms that are alike, of values in so many columns and of ones."""
+        ones, terms = (np.max(x, -1, keepdims=True) for x in (self.weights, self.terms))
+        return np.concatenate([np.repeat(terms, columns, 1), ones], -1)
 
     @property
     def most(self) -> Doubles:

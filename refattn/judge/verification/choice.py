@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ..rounding.formats import FORMATS
-from ..rounding.profiles import CHUNKS, LINEAR, PROFILES, Profile, profile_of
+from ..rounding.profiles import CHUNKS, LINEAR, OF_BACKWARD, PROFILES, Profile, profile_of
 
 ProfileChoice = str | Profile | Sequence[str] | None
 
@@ -17,11 +17,10 @@ _UNROUNDED = ("math", "recomputed", "serial")  # all but the result in float32
 _WIDE_PROFILES = (*_UNROUNDED, "flash", *_ALL_TF32)
 _DOUBLE_PROFILES = ("math64", "recomputed64", "serial64")
 
-_PARTS = ("flash-scaled", "flash-again", "flash-unrounded", "flash-256", "flash-64", "flash-32")
 _SUFFIX = re.compile(r"(-cast)?(-by-head)?(@.*)?$")
 
 BACKWARD_PROFILES: Mapping[bool, Sequence[str]] = {  # whether the type is narrow
-    True: (*_NARROW_PROFILES[:4], *_PARTS, *_NARROW_PROFILES[4:]),
+    True: (*_NARROW_PROFILES[:4], *OF_BACKWARD, *_NARROW_PROFILES[4:]),
     False: _WIDE_PROFILES,
 }
 
@@ -31,7 +30,16 @@ BACKWARD_PROFILES: Mapping[bool, Sequence[str]] = {  # whether the type is narro
 # may be rounded in one pass and kept in the other, before they are divided by their sum or after,
 # as in a fused kernel beside a backward pass step by step.
 FAMILIES = (
-    ("math", "serial", "flash", "upcast", "flash-fast", "recomputed", *_PARTS, *_DOUBLE_PROFILES),
+    (
+        "math",
+        "serial",
+        "flash",
+        "upcast",
+        "flash-fast",
+        "recomputed",
+        *OF_BACKWARD,
+        *_DOUBLE_PROFILES,
+    ),
     ("eager", "eager-narrow"),
     _ALL_TF32,
     ("fp8", "fp8-eager"),

@@ -164,11 +164,6 @@ class WrongRow(NamedTuple):
 Find = Callable[[float], tuple[Sequence[WrongRow], bool]]
 
 
-def find_none(level: float) -> tuple[Sequence[WrongRow], bool]:
-    """Find no wrong rows, where rows have no law."""
-    return (), False
-
-
 class ProfileTrial(NamedTuple):
     """What the numbers say of one profile."""
 
@@ -179,11 +174,11 @@ class ProfileTrial(NamedTuple):
     known: float  # share of the elements that have a law
     detectable: dict[str, float]
     powered: bool  # whether an output that is 1 % too large would have been rejected
+    find: Find
     element: float = 0.0  # standard deviations by which any element is off to be rejected
     loud: tuple[tuple[Index, slice], ...] = ()  # rows with the largest z, if others are left out
     idle: Sequence[Index] = ()  # rows that may hold 0, or the mean of the values
     rows: int = 0  # that were tried
-    find: Find = find_none
 
     def with_test(self, test: Finding) -> ProfileTrial:
         """Add a test, and correct for it, too."""

@@ -8,7 +8,7 @@ common. So for r columns
 .. math:: P\Big(\min_b (e - b)^T C^{-1} (e - b) > x r\Big) \le (x e^{1 - x})^{r / 2} ,
 
 as :math:`E e^{u \cdot A\xi} \le e^{u^T C u / 2}` for all u, and so for a Gaussian u of covariance
-:math:`t\, C^{-1}` too. Were the columns taken for ones that depend in any way, r would be 1.
+:math:`t\, C^{-1}` too. If nothing were known of how the columns depend on each other, r would be 1.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ..rounding.roundings import Roundings, RowErrors
 from ..rounding.softmax import analyse_softmax
 from .evidence import log_chernoff, log_quadratic
 from .findings import Numbers, WrongRow
+from .z_scores import subtract_rounding
 
 MOST = 40  # rows of which it is computed at a time
 DOUBT = 1.0  # mean square of z above which the law of a row is computed
@@ -35,7 +36,7 @@ _TESTS_OF_ROW = math.log(3)  # tests of a row, of which the surest is taken
 _PRODUCTS, _SOLVING = 2**32, 50  # in which further rows are tested; of a row, columns times
 _ONE_BY_ONE = 4  # times as long as all together
 TILE = 16  # rows of the smallest tile that is tested
-_BLOCKS_TAKEN, _ROWS_TAKEN = 4, 2  # by which it is said what would have been seen
+_BLOCKS_TAKEN, _ROWS_TAKEN = 4, 2  # of which the smallest errors that are seen are found
 _BISECTIONS, _STEPS = 24, 4
 _DESCENTS = 40  # to the least square, each of which gives a lower bound of it
 _RANK = 1e-10  # of the largest eigenvalue, which smaller ones are raised to
@@ -251,8 +252,7 @@ class _BlockLaw(NamedTuple):
 
     def z(self, size: float) -> Doubles:
         """Return what tests take for z if rows are too large by a factor 1 + size."""
-        errors = size * self.law.out
-        return np.asarray((errors - np.clip(errors, *self.law.span_rounding())) / self.law.worst)
+        return np.asarray(subtract_rounding(size * self.law.out, self.law) / self.law.worst)
 
     @property
     def variances(self) -> Doubles | None:

@@ -47,7 +47,7 @@ from .evidence import log_chernoff
 from .findings import Numbers
 from .head_sums import RowWeights
 from .joint import find_covariance, has_twins, list_tokens
-from .z_scores import LseErrors, subtract_rounding
+from .z_scores import BEYOND, LseErrors, subtract_rounding
 
 _LEAST = WORST / 2  # factor of standard deviations, for the most favourable leading digits
 ALIKE = 1.0  # of log likelihoods: nearer ones are alike, and the first is taken
@@ -235,7 +235,7 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
     def use(index: Index, i: slice, rows: RowErrors) -> Callable[[], None]:
         error = rows.errors(numbers.out(index)[i])
         seen = ~np.isneginf(rows.lse) if problem.is_mean else np.ones(len(error), bool)
-        within = np.all(np.abs(error) <= rows.bound * (1 + 2.0**-20), -1) | ~seen
+        within = np.all(np.abs(error) <= rows.bound * BEYOND, -1) | ~seen
         known = np.isfinite(rows.std) & np.isfinite(error) & seen[:, None]
 
         def fit(std: Doubles) -> tuple[Doubles, Doubles, Doubles]:

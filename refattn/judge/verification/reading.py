@@ -270,7 +270,7 @@ def gather_parts(
 
 
 def _settle_type(problem: Problem, out: Callable[[Index], Doubles], stored: str) -> tuple[str, str]:
-    """Find the narrow type that all rows of a wide result, but for a few, are of; name the few.
+    """Find the narrow type of nearly all rows of a wide result, and name the few other rows.
 
     It is the storage type or, beside 8 bits, one of 16 bits.
     """

@@ -30,8 +30,8 @@ from .findings import Find, Finding, Numbers, ProfileTrial, Suspect, WrongRow, Z
 from .head_sums import ONE_PERCENT, HeadSums
 from .joint import find_wrong
 from .looks import Look, choose_loud
+from .z_scores import BEYOND
 
-_BEYOND = 1 + 2.0**-20  # times a bound, of which the rest is for roundings of the bound itself
 _OF_HEAD = " of a head"
 _SMALLEST_TILE = 16
 _LOUD_SIZES, _LOUD_TILES = (16, 64), 2  # tiles that are tried again, the loudest of each size
@@ -92,7 +92,7 @@ def attempt(
         if min((x.log_p for x in (*raw, *directions)), default=0.0) >= look.enough:
             raw += _test_loud_tiles(errors, problem.read_by(profile), roundings)
     about = problem.read_by(profile), numbers, roundings, squares, errors.peak
-    find: Find = cache(partial(find_wrong, *about, errors.over > _BEYOND))
+    find: Find = cache(partial(find_wrong, *about, errors.over > BEYOND))
     smallest = min((x.log_p for x in (*raw, *directions)), default=0.0)
     if problem.kind == "scores" and smallest >= _NEEDS_NO_OTHER:
         raw += _test_rows(find(-math.inf)[0], count)
@@ -144,8 +144,8 @@ def attempt(
     z = Z(rms, *errors.farthest)
     found = tuple(problem.items())
     loud = choose_loud(found, errors.square, problem) if look.rest else ()
-    sizes = known, detectable, powered, element
-    return ProfileTrial(name, tests, suspects, z, *sizes, loud, errors.idle, find=find)
+    sizes = known, detectable, powered
+    return ProfileTrial(name, tests, suspects, z, *sizes, find, element, loud, errors.idle)
 
 
 def passes(errors: HeadSums, alpha: float) -> bool:
@@ -177,7 +177,7 @@ class _Outcome(NamedTuple):
 
 def _test_bound(errors: HeadSums) -> Iterator[_Outcome]:
     ratio, where = errors.beyond
-    log_p = -math.inf if ratio > _BEYOND else 0.0  # it is proven: no correct kernel exceeds it
+    log_p = -math.inf if ratio > BEYOND else 0.0  # it is proven: no correct kernel exceeds it
     yield _Outcome("bound", log_p, ratio, _name_where(where))
 
 
@@ -186,7 +186,7 @@ def _name_where(where: Index) -> str:
 
 
 def _test_lse(errors: HeadSums) -> Iterator[_Outcome]:
-    log_p = -math.inf if errors.lse_beyond > _BEYOND else 0.0
+    log_p = -math.inf if errors.lse_beyond > BEYOND else 0.0
     yield _Outcome("bound of lse", log_p, errors.lse_beyond, "")
     if errors.lse_rows:
         mean = errors.lse_square / errors.lse_rows

@@ -15,6 +15,8 @@ from ..rounding.roundings import WORST, Roundings, RowErrors
 from .choice import choose_profiles
 from .findings import Numbers
 
+BEYOND = 1 + 2.0**-20  # times a bound, of which the rest is for roundings of the bound itself
+
 _COMPARED_BLOCKS = 4  # blocks of queries that are looked at before all
 
 

@@ -56,7 +56,7 @@ def test_keys_that_differ_are_no_ties_nor_are_those_that_no_query_sees_together(
 
 
 def test_keys_with_equal_marks_are_told_apart():
-    """Marks are sums of products with cosines: those of the last keys differ by their digits."""
+    """Two keys may have one mark, a sum of products with cosines, though they differ."""
     k = np.zeros((5, 2))
     k[1:3, 0], k[3:, 0] = 1.0, 1e20
     k[4, 1] = 1.0

@@ -14,7 +14,7 @@ from ....arrays.words import close
 from ....registry import ESTIMATORS, TRAITS, Estimator
 from ...mistakes.defects import MUTANTS
 from ...rounding.hardware import UNITS
-from ...rounding.profiles import CHUNKED, LINEAR, PROFILES, Profile
+from ...rounding.profiles import EVERY_PROFILE, Profile
 from ...verification.directions import SENTENCES
 from ..candidate.failures import SEVERITIES
 from ..candidate.tags import CAPABILITIES, TAGS, write_tag
@@ -72,7 +72,6 @@ _OF_REPORTS = {  # tests of verify, verdicts, and columns of tables
     "error_tolerated": "a column of compare: the largest error in all layers with which a sentence "
     "encoder still works, as measured on all-MiniLM-L6-v2",
 }
-_ALL_PROFILES = {**PROFILES, **CHUNKED, **LINEAR}
 _PROFILES = {  # by the first word of their names
     "math": "everything but the result is in float32 (or float64)",
     "serial": "as math, and sums add one term after the other",
@@ -118,7 +117,7 @@ def names() -> list[str]:
     """Return all names that can be explained."""
     bugs = (x.name for x in MUTANTS)
     found = [*CHECKS, *bugs, *ESTIMATORS, *CAPABILITIES, *TAGS, *SPECS, *SEVERITIES]
-    return list(dict.fromkeys([*found, *TRAITS, *_OF_REPORTS, *_ALL_PROFILES, *UNITS]))
+    return list(dict.fromkeys([*found, *TRAITS, *_OF_REPORTS, *EVERY_PROFILE, *UNITS]))
 
 
 def groups() -> dict[str, list[str]]:
@@ -166,7 +165,7 @@ def explain(name: str) -> list[str]:
         lines.append(f"  declare it: refattn check MODULE:CALLABLE --spec {name}")
     if name in SEVERITIES:
         lines.append(f"severity {name}: {SEVERITIES[name]}.")
-    if name in _ALL_PROFILES:
+    if name in EVERY_PROFILE:
         lines.append(f"profile {name}, of refattn verify: {_describe_profile(name)}.")
     if name in UNITS:
         lines.append(f"hardware {name}, of refattn verify: its matrix units truncate sums.")
@@ -263,7 +262,7 @@ def _explain_estimator(name: str) -> Iterator[str]:
 
 def _describe_profile(name: str) -> str:
     """Say what a kernel of a profile rounds, with the fields of `rounding.Profile`."""
-    profile = _ALL_PROFILES[name]
+    profile = EVERY_PROFILE[name]
     changed = (x for x in profile._fields if getattr(profile, x) != getattr(Profile(), x))
     fields = ", ".join(f"{x}={getattr(profile, x)!r}" for x in changed)
     kind, *others = name.split("-")

@@ -46,7 +46,7 @@ _ROWS_ALIKE = 0.7  # standard deviation of logs of squares of errors by row, at 
 def describe_place(problem: Problem, sample: Sample, verdict: Verdict) -> str:
     """Say where wrong rows are: how many, heads, rows and columns.
 
-    They are the rows that were rejected or, if none was by itself, those of the sample.
+    The rejected rows are named. If no row was rejected alone, those of the sample are.
     """
     more = ""
     if verdict.rows:
