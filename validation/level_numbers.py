@@ -12,13 +12,15 @@ larger levels. The exit status is 1 if a run fails at 1e-6.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,8 @@ from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.hardware import UNITS
 from refattn.judge.rounding.profiles import LINEAR
 from refattn.judge.verification.choice import BACKWARD_PROFILES, is_narrow, usual_profiles
+
+from . import plotting, results
 
 cutting: Any = import_module("tests.judge.rounding.cutting")
 rounded: Any = import_module("tests.judge.rounding.rounded")
@@ -234,30 +238,76 @@ def judge(given: Draw) -> tuple[Any, int, float]:
     return verdict, levels, least
 
 
-def main() -> int:
-    """Draw and judge files, and print what failed."""
+def smallest_by_kind(verdict: Any) -> dict[str, float]:
+    """Return the smallest p-value of each kind of test, by Bonferroni, of a file that passes."""
+    found: dict[str, list[float]] = {}
+    for of, part in (verdict.parts or {verdict.of: verdict}).items():
+        for test in part.tests:
+            about = "outputs" if of in ("out", "state") else "gradients"
+            found.setdefault(f"{about}: {test.name}", []).append(test.p_value)
+    return {x: min(1.0, len(p) * min(p)) for x, p in found.items()}
+
+
+def draw_figure(runs: Sequence[Draw]) -> Any:
+    """Draw how often the p-values of right files are at most x: bounds say, at most x."""
+    figure, ((axes,),) = plotting.panels()
+    grid = np.geomspace(1 / len(runs), 1, 200)
+    kinds = Counter(x for run in runs for x in run["p"])
+    for kind, count in kinds.most_common():
+        p = np.sort([run["p"][kind] for run in runs if kind in run["p"]])
+        axes.plot(grid, np.searchsorted(p, grid, "right") / count, color=plotting.PALE, lw=1)
+    least = np.sort([run["least"] for run in runs])
+    shares = np.searchsorted(least, grid, "right") / len(runs)
+    axes.plot(grid, shares, color=plotting.COLOURS[0], lw=2, label="smallest of a file, corrected")
+    axes.plot([], [], color=plotting.PALE, label=f"each of {len(kinds)} kinds of tests")
+    axes.plot(grid, grid, color=plotting.INK, lw=1, ls="--", label="uniform: at most alpha fail")
+    axes.set(xscale="log", yscale="log", xlim=(grid[0], 1), ylim=(0.5 / len(runs), 1.5))
+    axes.set(xlabel="p", ylabel=f"share of {len(runs):,} right files with a p-value at most p")
+    axes.legend()
+    return figure
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Measure the level of refattn.verify.")
     parser.add_argument("--runs", type=int, default=1500)
     parser.add_argument("--first", type=int, default=0, help="seed of the first run")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many")
-    asked = parser.parse_args()
+    parser.add_argument("--save", type=Path, help="add a line of JSON for each run")
+    parser.add_argument("--figure", nargs="+", type=Path, help="draw saved runs, and run nothing")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Draw and judge files, and print what failed."""
+    asked = parse_arguments()
+    if asked.figure:
+        path, *saved = asked.figure
+        runs = [json.loads(x) for file in saved for x in file.read_text("utf-8").splitlines()]
+        results.write(path.parent, {path.name: ("p-values of right files", draw_figure(runs))})
+        return 0
     warnings.simplefilter("ignore")
-    start, smallest, verdicts, alarms, runs = time.monotonic(), 1.0, Counter[str](), [0] * 4, 0
+    start, smallest, verdicts, alarms, count = time.monotonic(), 1.0, Counter[str](), [0] * 4, 0
     for seed in range(asked.first, asked.first + asked.runs):
         if time.monotonic() - start > asked.seconds:
             break
         words, given = draw_file(seed)
         verdict, levels, least = judge(given)
-        runs, smallest = runs + 1, min(smallest, least)
+        count, smallest = count + 1, min(smallest, least)
         verdicts[verdict.verdict] += 1
         for at in range(levels):
             alarms[-1 - at] += 1
         if levels:
             print(f"{seed}: {verdict.verdict}, p {least:.2g}, {words}", flush=True)
-    print(f"{runs} runs from {asked.first}, {time.monotonic() - start:.0f} s: {dict(verdicts)}")
-    for alpha, count in zip(ALPHAS, alarms, strict=True):
-        print(f"alpha {alpha:g}: {count} false alarms, at most {alpha * runs:.3g} expected")
-    print(f"smallest p-value {smallest:.2g}, at least {1 / (runs + 1):.2g} expected")
+        if asked.save:
+            about = {"seed": seed, "verdict": verdict.verdict, "least": min(least, 1.0)}
+            line = json.dumps(about | {"p": smallest_by_kind(verdict)})
+            with asked.save.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+    print(f"{count} runs from {asked.first}, {time.monotonic() - start:.0f} s: {dict(verdicts)}")
+    for alpha, failed in zip(ALPHAS, alarms, strict=True):
+        print(f"alpha {alpha:g}: {failed} false alarms, at most {alpha * count:.3g} expected")
+    print(f"smallest p-value {smallest:.2g}, at least {1 / (count + 1):.2g} expected")
     return int(verdicts["FAIL"] > 0)
 
 
