@@ -177,6 +177,11 @@ def analyse_pairs(
     s_flushed += (2 * back.d_out.shape[-1] * tiny) * p
     if p_flushed.any():
         s_flushed += p_flushed * distance
+    if to is not None and to.truncated:
+        # What is dropped is half a spacing on average, or less: a difference has few digits where
+        # it cancels, and a weight may be a power of two.
+        digits = roundings.accumulate.spacing(np.maximum(np.abs(t), np.abs(saved.delta[i, None])))
+        s_flushed += np.minimum(to.spacing(size), p * digits) / 2
     if head.softcap is not None:
         # A tanh that is 1, its errors of one sign, and its square, which rounds down: u in common.
         s_flushed += unit * p * distance * np.square(tile.ratio)

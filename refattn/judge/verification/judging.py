@@ -207,7 +207,8 @@ class _Case:
         if name in {*self.screened, *self.trials} or not tried:
             return
         first = next(iter(self.trials.values()), None)
-        worst = [] if first is None else first.find(-math.inf)[0][:_ASKED_ROWS]
+        apart = first is not None and self.problem.kind == "scores"  # whose columns have a law
+        worst = first.find(-math.inf)[0][:_ASKED_ROWS] if first is not None and apart else []
         if not worst and not some:
             return
         # The worst rows were chosen among all (times these, by Bonferroni), and either they or

@@ -966,6 +966,20 @@ def test_every_profile_that_rounds_weights_has_a_twin_step_by_step():
         assert (one.weights, one.inputs, one.scores) == (other.weights, other.inputs, other.scores)
 
 
+def test_cutting_a_difference_that_cancels():
+    """One key: t - D is what reading v and d_out in fewer digits leaves, and has few digits itself.
+
+    So cutting it loses less than half a spacing on average.
+    """
+    rng, to = np.random.default_rng(1), FORMATS["float32"].round
+    q, g = (to(rng.standard_normal((8, 48, x))) for x in (16, 8))
+    k, v = to(rng.standard_normal((2, 1, 16))), to(rng.uniform(0.5, 1, (2, 1, 8)))
+    found = made("tf32-truncated", q, k, v, g, "float32")
+    assert judged(q, k, v, g, found, "float32").parts["dq"].verdict == "PASS"
+    found["dq"] = to(found["dq"] * 1.01)
+    assert judged(q, k, v, g, found, "float32").parts["dq"].verdict == "FAIL"
+
+
 @pytest.mark.soak("True")
 @pytest.mark.long
 @pytest.mark.parametrize("with_options", [False, True])

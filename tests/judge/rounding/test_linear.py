@@ -300,6 +300,13 @@ def test_kernels_that_round_step_by_step(dtype, causal, mean, form):
     assert verify(**given).verdict != "FAIL"
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_level_at_which_another_profile_is_tried_first(seed):
+    """Rows of features have no joint law, and the worst rows of flash say nothing by one."""
+    given = by_steps("linear-states", "float16", True, 0.0, seed=seed)
+    assert verify(**given, alpha=0.01).verdict != "FAIL"
+
+
 @pytest.mark.parametrize("form", ["linear-eager", "linear-states", "eager-narrow"])
 @pytest.mark.parametrize("wrong", ["edge", "factor"])
 def test_wrong_kernels_that_round_step_by_step(wrong, form):
