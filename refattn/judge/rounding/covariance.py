@@ -75,7 +75,8 @@ def covariance(
             )
         alone += weights @ np.square(v)
     out, moved, noise = rows.out, first[:, :-1], first[:, -1:]
-    alone += noise * out * out - 2 * moved * out
+    if worst or roundings.scores_matter:  # else `std` has noise about v, too
+        alone += noise * out * out - 2 * moved * out
     factor = _factor_variance(head, roundings, rows, worst)
     summed = (WORST**2 if worst else 1.0) * np.asarray(rows.normaliser)
     alone += (summed + (0.0 if worst else factor))[:, None] * out * out

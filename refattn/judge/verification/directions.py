@@ -32,13 +32,17 @@ SCORE_CHANGES: Mapping[str, Callable[[SoftmaxHead, Tile, slice], Any]] = {
     "softcap": lambda head, tile, i: tile.logits * np.square(tile.logits) / -3,
     "slope": lambda head, tile, i: head.ahead(i, tile.keys),
     "temperature": lambda head, tile, i: 0.0 if tile.is_sink else tile.scores,
+    "bias": lambda head, tile, i: (
+        0.0 if tile.is_sink or head.bias is None else head.bias[i, tile.keys]
+    ),
 }
-PLAIN_DIRECTIONS = ("scale", "temperature", "factor")
+PLAIN_DIRECTIONS = ("scale", "temperature", "bias", "factor")
 
 SENTENCES: Mapping[str, str] = {
     "scale": "the scale is {factor} times the declared scale",
     "softcap": "1 / cap^2 of a soft cap on the scores is {size}",
     "temperature": "scores, with cap and bias, are {factor} times what they should be",
+    "bias": "the bias counts {factor} times",
     "slope": "scores {way} by {amount} with each key, as with ALiBi",
     "lse": "lse is too {side} by {amount}",
     "factor": "{result} is {factor} times what it should be",
@@ -56,7 +60,7 @@ SENTENCES: Mapping[str, str] = {
 def list_changes(problem: Problem) -> dict[str, Callable[[SoftmaxHead, Tile, slice], Any]]:
     """List the changes of scores that are defects of a problem, and no other's."""
     capped, biased = problem.softcap is not None, "bias" in problem.first
-    absent = {"softcap": capped, "temperature": not (capped or biased)}
+    absent = {"softcap": capped, "temperature": not (capped or biased), "bias": not biased}
     return {x: f for x, f in SCORE_CHANGES.items() if not absent.get(x, False)}
 
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from refattn.judge.rounding import PROFILES
-from refattn.judge.rounding.covariance import bound_covariance
+from refattn.judge.rounding.covariance import bound_covariance, covariance
 from refattn.judge.rounding.problems import pose_arrays
 from refattn.judge.verification.evidence import log_quadratic
 from tests.judge.verification.test_verdict import BF16
@@ -31,6 +31,22 @@ def test_its_diagonal_is_the_variance_or_more(name, causal):
     assert np.all(diagonal >= np.square(rows.worst) * (1 - 1e-9))
     if name in ("flash", "upcast"):
         np.testing.assert_allclose(diagonal, np.square(rows.worst), rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["flash", "upcast"])
+def test_errors_of_scores_are_not_of_each_column_alone(name):
+    """Beside rounded weights they are a trifle, but sums of products have less, and no more."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.integers(-9, 10, (x, 8)) * 1.0 for x in (6, 40, 40))
+    roundings = PROFILES[name]._replace(out=None).roundings("bfloat16")
+    problem = pose_arrays(8 * q, k, v)
+    rows = problem.analyse((), roundings, slice(0, 6))
+    with np.errstate(invalid="ignore"):  # of some rows the bound alone is known
+        _, own = covariance(problem.head(()), roundings, slice(0, 6), rows, np.eye(8), False)
+    of_sums = np.square(4 * roundings.accumulate.unit * np.max(np.abs(v))) + 1.01e-6 * rows.std**2
+    known = np.all(np.isfinite(rows.std), -1)
+    assert known.any()
+    assert np.all(np.diagonal(own, axis1=1, axis2=2)[known] <= of_sums[known])
 
 
 def test_it_is_that_of_weights_that_are_rounded():
