@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arrays.library import Doubles
-from ..rounding.backward import gradient_covariance, list_terms
+from ..rounding.backward import gradient_covariance, list_terms, split_covariance
 from ..rounding.covariance import covariance, distinct_columns
 from ..rounding.problems import Index, Problem
 from ..rounding.roundings import Roundings, RowErrors
@@ -77,6 +77,8 @@ def find_covariance(
     """Find covariances of rows along directions: of what they have in common, and of the rest."""
     if problem.gradient is None:
         return covariance(problem.head(index), roundings, i, rows, directions, worst)
+    if not worst and problem.gradient.along(index) is directions:  # of which the law was found
+        return split_covariance(rows, directions)
     saved = problem.gradient.saved(index, roundings)
     return gradient_covariance(saved, roundings, problem.gradient.of, i, directions, worst)
 

@@ -27,8 +27,8 @@ against the looser.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -224,8 +224,11 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
     """Divide errors by their standard deviations."""
     parts: list[tuple[Any, ...]] = []
     problem, weights, roundings = known.problem, known.of(profile), profile.roundings(dtype)
-    read = problem.read_by(profile)
     joint = problem.kind == "scores" and problem.shape[2] > 0
+    directions = cache(partial(_draw_directions, problem.read_by(profile)))
+    if joint and problem.gradient is not None:
+        problem = problem._replace(gradient=problem.gradient._replace(along=directions))
+    read = problem.read_by(profile)
     rows_of_head = np.zeros(len(weights))
     for index, i in problem.items():
         rows_of_head[problem.number(index)] += i.stop - i.start
@@ -247,7 +250,7 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
         least, shares = np.minimum(_mean(near), _LEAST**2), np.ones(len(error))
         still: tuple[Any, ...] = square, logs, least
         if joint:
-            along = _draw_directions(read, index)
+            along = directions(index)
             find = partial(find_covariance, read, index, roundings, i, rows, along)
             law = still_law = _Law.of(rows, error, along, find)
         if problem.is_mean and roundings.scores is not None:

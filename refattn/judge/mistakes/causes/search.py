@@ -149,11 +149,8 @@ class Trials:
         one = Explained(alternative, share=0.0, likeness=0.0, holds=False)
         for at in dict.fromkeys((some, every)):
             heads = [self.sample.heads[x] for x in at]
-            results |= {
-                x: alternative.result(y.rows)
-                for x, y in zip(at, heads, strict=True)
-                if x not in results
-            }
+            for x in (x for x in at if x not in results):
+                results[x] = alternative.result(self.sample.heads[x].rows)
             empty = self._find_empty(alternative, results)
             lost = sum(
                 int(np.sum(~np.isnan(x.got[y, 0]))) for x, y in zip(heads, empty, strict=True)
@@ -175,7 +172,9 @@ class Trials:
         """Find wrong rows that an alternative leaves without keys, as in `leave_without_keys`."""
         hides = alternative.compute is attend and alternative.answer is None
         heads = ((self.sample.heads[x], self.given[x], y) for x, y in sorted(results.items()))
-        return [hides & x.wrong & leave_without_keys(self.problem, x, y, own) for x, own, y in heads]
+        return [
+            hides & x.wrong & leave_without_keys(self.problem, x, y, own) for x, own, y in heads
+        ]
 
     def list_explained(self) -> Iterator[Explained]:
         """List what explains enough, of all alternatives."""
