@@ -19,7 +19,7 @@ from ...engine.scores import Band, Scores
 from .roundings import Roundings
 
 TILE_KEYS = 64  # of a tile: as far apart are the running sums that are known
-CACHED_PAIRS = 2**15  # of queries and keys, at a time, whose arrays are held in the cache
+CACHED_PAIRS = 2**16  # of queries and keys, at a time, whose arrays are held in the cache
 
 
 class SoftmaxHead(NamedTuple):
