@@ -309,14 +309,21 @@ def _variances_of_scores(
 
 
 def analyse_gradient(
-    backs: Sequence[tuple[BackwardHead, Saved]], roundings: Roundings, of: str, rows: slice
+    backs: Sequence[tuple[BackwardHead, Saved]],
+    roundings: Roundings,
+    of: str,
+    rows: slice,
+    directions: Doubles | None = None,
+    worst: bool = False,
 ) -> RowErrors:
     """Say what a backward pass that rounds like this may give for some queries or keys.
 
-    Several heads share keys and values; their gradients are sums over all of them.
+    Several heads share keys and values; their gradients are sums over all of them. What rows have
+    in common along directions is found if these are given.
     """
     cut = list(blocks(rows.start, rows.stop, _CACHED_ROWS)) or [rows]
-    return RowErrors.join([_close_sum(*_sum_rows(backs, roundings, of, i)) for i in cut])
+    sums = (_sum_rows(backs, roundings, of, i, directions, worst) for i in cut)
+    return RowErrors.join([_close_sum(*x) for x in sums])
 
 
 def gradient_covariance(
@@ -333,9 +340,15 @@ def gradient_covariance(
     where a variance is a sum of :math:`\sigma_{ij}^2 k_{jc}^2`, the covariance is that of
     :math:`\sigma_{ij}^2 k_j k_j^T`. What else the variances have is each column's own.
     """
-    sum_, tangents = _sum_rows(backs, roundings, of, rows, directions, worst)
-    law, (_, r) = _close_sum(sum_, tangents), directions.shape
-    found = (WORST if worst else 1.0) ** 2 * sum_.scale**2 * sum_.variance
+    law = analyse_gradient(backs, roundings, of, rows, directions, worst)
+    return split_covariance(law, directions, worst)
+
+
+def split_covariance(
+    law: RowErrors, directions: Doubles, worst: bool = False
+) -> tuple[Doubles, Doubles]:
+    """Return the covariances along directions of a law that was found with them, in two parts."""
+    found, r = (WORST if worst else 1.0) ** 2 * np.asarray(law.shared), directions.shape[1]
     variances, together = np.split(found, [len(directions)], -1)
     return together.reshape(-1, r, r), law.own_covariance(variances, directions, worst)
 
@@ -583,4 +596,4 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     slack += allow(roundings.unit, shift)
     none, steep = np.zeros(len(total)), {name: scale * x for name, x in tangents.items()}
     rows = (total, none, none, near, std, least, bound, none, none, none, spacing, slack, steep)
-    return RowErrors(*rows, apart, rest=rest, shift=shift)
+    return RowErrors(*rows, apart, scale**2 * sum_.variance, rest=rest, shift=shift)

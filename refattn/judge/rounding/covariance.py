@@ -43,37 +43,35 @@ def covariance(
     found, alone = np.zeros((count, r, r)), np.zeros((count, d_v))
     first = np.zeros((count, d_v + 1))  # of noise times v, and 1
     top, lse = finite_logs(rows)
+    share = np.exp(top - lse)
     # Scores that are rounded have known spacings, and their roundings are most of the noise. Else
     # the noise is of sums whose digits nobody knows.
     to = roundings.weights
     digits = WORST**2 if worst and roundings.scores is None else 1.0
-    ties = find_ties(head, i)
-    for tile in scan_tiles(head, i):
-        gap = np.minimum(tile.scores - top, 0.0)
-        seen = np.ones(gap.shape, bool) if tile.visible is None else tile.visible
-        p = np.where(seen, np.exp(np.minimum(tile.scores - lse, 0.0)), 0.0)
-        noise = (
-            p * p * digits * relative_variance(head, roundings, tile, i, np.where(seen, gap, 0.0))
-        )
+    ties, (one, other) = find_ties(head, i), np.tril_indices(r)
+    for tile in scan_tiles(head, i, 2 * TILE_KEYS):
+        of = TileShares.of(tile, top).over(share)
+        p = of.shares
+        noise = p * p * digits * relative_variance(head, roundings, tile, i, of.gap)
         equal = 1.0 if ties is None else ties.weights[:, tile.keys]
         noise *= equal
         v, weights = head.v[tile.keys], noise
         first += noise @ np.concatenate([v, np.ones((len(v), 1))], -1)
         if to is not None:
-            step = to.spacing(p)
-            if not roundings.normalised:  # over the largest weight, that may be another meanwhile
-                step = to.spacing(np.exp(gap)) * np.exp(top - lse) * (gap < 0)
+            if roundings.normalised:
+                step = to.spacing(p) * (p > 0)
+            else:  # over the largest weight, that may be another meanwhile
+                step = of.keep_rounded(to.spacing(of.weights) * share)
                 if worst:  # over any maximum: 2 u p, as if digits were 1.0
-                    step = np.maximum(step, 2 * to.unit * p * (gap < 0))
-            weights = noise + np.where(p > 0, step * step / 12, 0.0) * equal
+                    step = np.maximum(step, of.keep_rounded(2 * to.unit * p))
+            weights = noise + step * step / 12 * equal
         y = v @ directions
         if y.ndim == 3 or count < r:
             found += (np.swapaxes(y, -1, -2) * weights[:, None, :]) @ y
         else:  # one product for all queries, with products of columns
-            found += (weights @ (y[:, :, None] * y[:, None, :]).reshape(len(y), -1)).reshape(
-                found.shape
-            )
+            found[:, one, other] += weights @ (y[:, one] * y[:, other])
         alone += weights @ np.square(v)
+    found[:, other, one] = found[:, one, other]
     out, moved, noise = rows.out, first[:, :-1], first[:, -1:]
     if worst or roundings.scores_matter:  # else `std` has noise about v, too
         alone += noise * out * out - 2 * moved * out

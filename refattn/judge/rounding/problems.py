@@ -125,9 +125,9 @@ class Problem(NamedTuple):
         exact: ScoredRows | None = None,
     ) -> RowErrors:
         """Say what a kernel may give for the queries i of a head, of which all may be exact."""
-        if self.gradient is not None:
-            saved = self.gradient.saved(index, roundings)
-            return analyse_gradient(saved, roundings, self.gradient.of, i)
+        if (gradient := self.gradient) is not None:
+            saved = gradient.saved(index, roundings)
+            return analyse_gradient(saved, roundings, gradient.of, i, gradient.along(index))
         if self.kind == "scores":
             return analyse_softmax(self.head(index), roundings, i, changes, exact)
         if self.kind == "recurrent":
@@ -325,6 +325,7 @@ class Gradient(NamedTuple):
     columns: int  # of the gradient
     saved: Callable[[Index, Roundings], Any] = lambda index, roundings: None
     products: Callable[[Doubles], Doubles] | None = None  # rounds derivatives before products
+    along: Callable[[Index], Doubles | None] = lambda index: None  # what covariances are found of
 
     def back(self, head: Index) -> BackwardHead:
         """Read a query head with the derivative to its output."""
@@ -595,6 +596,5 @@ def sweep(
 def check_holds(problem: Problem, types: Mapping[str, str]) -> None:
     """Check that arrays, queries, keys and values, are numbers of their types."""
     for index in np.ndindex(problem.lead):
-        x = problem.read(index)
         for name, dtype in types.items():
-            check_all_hold(name, x[name], index, dtype)
+            check_all_hold(name, problem.read(index)[name], index, dtype)

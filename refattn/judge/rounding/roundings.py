@@ -116,6 +116,7 @@ class RowErrors(NamedTuple):
     slack: Doubles  # how much of the error may be the same for all, likewise
     tangents: dict[str, Doubles]  # derivatives of the result with respect to changes of the scores
     apart: Doubles | None = None  # variance of what has no part in another element, of gradients
+    shared: Doubles | None = None  # of columns and products along directions, what tokens have part
     rest: Doubles | float = 0.0
     lse_rest: Doubles | float = 0.0
     shift: Doubles | float = 0.0  # what a unit that cuts sums is expected to add to the result

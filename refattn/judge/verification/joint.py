@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arrays.library import Doubles
-from ..rounding.backward import gradient_covariance, list_terms
+from ..rounding.backward import gradient_covariance, list_terms, split_covariance
 from ..rounding.covariance import covariance, distinct_columns
 from ..rounding.problems import Index, Problem
 from ..rounding.roundings import Roundings, RowErrors
@@ -77,6 +77,8 @@ def find_covariance(
     """Find covariances of rows along directions: of what they have in common, and of the rest."""
     if problem.gradient is None:
         return covariance(problem.head(index), roundings, i, rows, directions, worst)
+    if not worst and problem.gradient.along(index) is directions:  # of which the law was found
+        return split_covariance(rows, directions)
     saved = problem.gradient.saved(index, roundings)
     return gradient_covariance(saved, roundings, problem.gradient.of, i, directions, worst)
 
@@ -127,32 +129,53 @@ def test_each(
 
 
 def least_squares(covariances: Doubles, errors: Doubles, low: Doubles, high: Doubles) -> Doubles:
-    r"""Bound :math:`\min_b (e - b)^T C^{-1} (e - b)` over a box from below, for each row.
+    """Bound the least square over a box from below, for each row."""
+    return Ellipsoids.of(covariances).bound(errors, low, high)
 
-    By duality any u gives such a bound, :math:`2 u^T e - u^T C u - \max_b 2 u^T b`; those tried are
-    :math:`C^{-1} (e - b)` for the b of an accelerated projected gradient.
-    """
-    size = np.sqrt(np.diagonal(covariances, axis1=1, axis2=2))
-    known = np.all((size > 0) & np.isfinite(size), -1)
-    size = np.where(known[:, None], size, 1.0)
-    errors, low, high = errors / size, low / size, high / size
-    scaled = covariances / (size[:, :, None] * size[:, None, :])
-    scaled[~known] = np.eye(size.shape[1])
-    values, vectors = np.linalg.eigh(scaled)
-    values = np.maximum(values, _RANK * values[:, -1:])  # a larger covariance is a bound, too
-    b = last = np.clip(errors, low, high)
-    best, pace = np.zeros(len(errors)), 1.0
-    for _ in range(_DESCENTS):
-        of_vectors = _times(np.swapaxes(vectors, 1, 2), errors - b)
-        u = _times(vectors, of_vectors / values)
-        # u^T C u by the eigenvalues of C.
-        found = 2 * np.sum(u * errors, -1) - np.sum(of_vectors * of_vectors / values, -1)
-        found -= 2 * np.sum(np.maximum(u * low, u * high), -1)
-        best = np.fmax(best, found)
-        step = np.clip(b + values[:, :1] * u, low, high)
-        following = (1 + math.sqrt(1 + 4 * pace * pace)) / 2
-        b, last, pace = step + (pace - 1) / following * (step - last), step, following
-    return np.where(known, best, 0.0)
+
+class Ellipsoids(NamedTuple):
+    """Covariances of rows, by their axes."""
+
+    known: npt.NDArray[np.bool_]  # (rows,)
+    size: Doubles  # the standard deviations of columns, (rows, columns)
+    values: Doubles  # eigenvalues and vectors of the correlations
+    vectors: Doubles
+
+    @classmethod
+    def of(cls, covariances: Doubles) -> Ellipsoids:
+        """Find the axes of covariances (rows, columns, columns)."""
+        size = np.sqrt(np.diagonal(covariances, axis1=1, axis2=2))
+        known = np.all((size > 0) & np.isfinite(size), -1)
+        size = np.where(known[:, None], size, 1.0)
+        scaled = covariances / (size[:, :, None] * size[:, None, :])
+        scaled[~known] = np.eye(size.shape[1])
+        values, vectors = np.linalg.eigh(scaled)
+        # A larger covariance is a bound, too.
+        return cls(known, size, np.maximum(values, _RANK * values[:, -1:]), vectors)
+
+    def bound(self, errors: Doubles, low: Doubles, high: Doubles) -> Doubles:
+        r"""Bound :math:`\min_b (e - b)^T C^{-1} (e - b)` over a box from below, for each row.
+
+        By duality any u gives such a bound, :math:`2 u^T e - u^T C u - \max_b 2 u^T b`; those tried
+        are :math:`C^{-1} (e - b)` for the b of an accelerated projected gradient.
+        """
+        values, vectors = self.values, self.vectors
+        errors, low, high = (x / self.size for x in (errors, low, high))
+        b = last = np.clip(errors, low, high)
+        best, pace = np.zeros(len(errors)), 1.0
+        for _ in range(_DESCENTS):
+            of_vectors = _times(np.swapaxes(vectors, 1, 2), errors - b)
+            u = _times(vectors, of_vectors / values)
+            # u^T C u by the eigenvalues of C.
+            found = 2 * np.sum(u * errors, -1) - np.sum(of_vectors * of_vectors / values, -1)
+            found -= 2 * np.sum(np.maximum(u * low, u * high), -1)
+            best = np.fmax(best, found)
+            step = np.clip(b + values[:, :1] * u, low, high)
+            if np.array_equal(step, b) and np.array_equal(step, last):  # it stays there
+                break
+            following = (1 + math.sqrt(1 + 4 * pace * pace)) / 2
+            b, last, pace = step + (pace - 1) / following * (step - last), step, following
+        return np.where(self.known, best, 0.0)
 
 
 def _times(matrices: Doubles, x: Doubles) -> Doubles:
@@ -286,10 +309,11 @@ class _BlockLaw(NamedTuple):
         out = self.law.out[:, self.columns]
         low, high = (x[:, self.columns] for x in self.law.span_rounding())
         none, least = np.zeros_like(out), least * out.shape[1]
-        alone = np.maximum(least_squares(self.covariances, out, none, none), 1e-300)
+        axes = Ellipsoids.of(self.covariances)
+        alone = np.maximum(axes.bound(out, none, none), 1e-300)
         size = np.sqrt(least / alone)
         for _ in range(_STEPS):  # what is subtracted makes it larger
-            square = least_squares(self.covariances, size[:, None] * out, low, high)
+            square = axes.bound(size[:, None] * out, low, high)
             size = size * np.sqrt(np.clip(least / np.maximum(square, 1e-300), 0.25, 4.0))
         return np.asarray(size)
 

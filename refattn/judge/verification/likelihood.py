@@ -27,8 +27,8 @@ against the looser.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -161,8 +161,8 @@ class ProfileSample(NamedTuple):
     """
 
     within: bool
-    joint: _Law | None  # the law of all columns of each row, where they are known to be apart
-    still: _Law | None
+    usual: Doubles  # log likelihoods of all columns of each row; none if they are not known
+    best: Doubles  # the same for the best of the factors of the law
     squares: Doubles
     logs: Doubles
     units: Doubles  # 1 for an independent row, less for rows that depend on others
@@ -224,8 +224,11 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
     """Divide errors by their standard deviations."""
     parts: list[tuple[Any, ...]] = []
     problem, weights, roundings = known.problem, known.of(profile), profile.roundings(dtype)
-    read = problem.read_by(profile)
     joint = problem.kind == "scores" and problem.shape[2] > 0
+    directions = cache(partial(_draw_directions, problem.read_by(profile)))
+    if joint and problem.gradient is not None:
+        problem = problem._replace(gradient=problem.gradient._replace(along=directions))
+    read = problem.read_by(profile)
     rows_of_head = np.zeros(len(weights))
     for index, i in problem.items():
         rows_of_head[problem.number(index)] += i.stop - i.start
@@ -246,11 +249,10 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
         square, logs, near = fit(rows.std)
         least, shares = np.minimum(_mean(near), _LEAST**2), np.ones(len(error))
         still: tuple[Any, ...] = square, logs, least
-        law = still_law = None
         if joint:
-            along = _draw_directions(read, index)
+            along = directions(index)
             find = partial(find_covariance, read, index, roundings, i, rows, along)
-            law = still_law = own = _Law.of(rows, error, along, find)
+            law = still_law = _Law.of(rows, error, along, find)
         if problem.is_mean and roundings.scores is not None:
             unmoved = _find_unmoved(read.head(index), i, roundings.scores, rows.lse)[:, None]
             if unmoved.any():
@@ -261,7 +263,7 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
                     exact = roundings._replace(scores=None)
                     find = partial(find_covariance, read, index, exact, i, others, along)
                     other = _Law.of(others, error, along, find)
-                    still_law = own.where(unmoved[:, 0], other)
+                    still_law = law.where(unmoved[:, 0], other)
         if problem.is_mean:
             spared, whole = spared_variance(read.head(index), roundings, i, rows)
             rest = _LEAST**2 * np.maximum(1 - spared / np.square(rows.std), 0.0)
@@ -275,35 +277,29 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
         if numbers.lse is not None and problem.is_mean:
             of_lse = LseErrors.of(numbers.lse(index)[i], numbers.lse_dtype, rows)
             tested = np.maximum(tested, of_lse.squares)
+        most = np.maximum(_mean(np.where(known, np.square(rows.worst / rows.std), 0.0)), WORST**2)
+        usual = best = np.zeros(0)
+        if joint:
+            usual = law.log_likelihood(1.0, 1.0, 1.0)
+            best = np.fmax(law.best(shares, least, most), still_law.best(shares, still[2], most))
         part = (
             bool(np.all(within)),
+            usual,
+            best,
             square,
             logs,
             weights[problem.number(index), i],
             least,
-            np.maximum(_mean(np.where(known, np.square(rows.worst / rows.std), 0.0)), WORST**2),
+            most,
             *still,
             shares,
             tested,
         )
-        return lambda: parts.append((law, still_law, part))
+        return lambda: parts.append(part)
 
     sweep(problem, dtype, profile, use, exact=known.exact[profile.reading])
-    laws, still_laws, rest = zip(*parts, strict=True)
-    within, *arrays = zip(*rest, strict=True)
-    whole, still_whole = (_stack_laws(x) if joint else None for x in (laws, still_laws))
-    return ProfileSample(all(within), whole, still_whole, *(np.concatenate(x) for x in arrays))
-
-
-def _stack_laws(laws: Sequence[_Law]) -> _Law:
-    """Stack the rows of laws; some heads may have fewer directions."""
-    r = max(x.squares.shape[1] for x in laws)
-
-    def widen(x: Doubles, number: float) -> Doubles:
-        more = ((0, 0), (0, r - x.shape[1])) if x.ndim == 2 else ((0, 0),)
-        return np.pad(x, more, constant_values=number)
-
-    return _Law(*(np.concatenate([widen(y, 0.0) for y in x]) for x in zip(*laws, strict=True)))
+    within, *arrays = zip(*parts, strict=True)
+    return ProfileSample(all(within), *(np.concatenate(x) for x in arrays))
 
 
 def _draw_directions(problem: Problem, index: Index) -> Doubles:
@@ -330,18 +326,9 @@ def _weigh(
 ) -> float:
     """Return the log ratio of another likelihood to one, surely for the best of its factors."""
     one = np.ones(len(mine.least))
-    if mine.joint is not None and mine.still is not None and theirs.joint is not None:
-        ratio = theirs.joint.log_likelihood(1.0, 1.0, 1.0)
-        if surely:
-            best = [
-                x.best(mine.shares, least, mine.most)
-                for x, least in ((mine.joint, mine.least), (mine.still, mine.still_least))
-            ]
-            ratio = ratio - np.fmax(*best)
-        else:
-            ratio = ratio - mine.joint.log_likelihood(1.0, 1.0, 1.0)
-        ratio = np.where(np.isnan(ratio), 0.0, ratio)
-        return _sum_ratios(ratio, mine, theirs, doubt)
+    if mine.usual.size and theirs.usual.size:
+        ratio = theirs.usual - (mine.best if surely else mine.usual)
+        return _sum_ratios(np.where(np.isnan(ratio), 0.0, ratio), mine, theirs, doubt)
     ratio = _log_ratios(
         theirs, mine.squares, mine.logs, *((mine.least, mine.most) if surely else (one, one))
     )

@@ -142,26 +142,38 @@ class Trials:
         yield from map(self.explain, (every[x] for x in some))
 
     def explain(self, alternative: Alternative) -> Explained:
-        """Say what an alternative explains."""
-        heads = self.sample.heads
-        results = [alternative.result(x.rows) for x in heads]
-        empty = self._find_empty(alternative, results)
-        lost = sum(int(np.sum(~np.isnan(x.got[y, 0]))) for x, y in zip(heads, empty, strict=True))
-        # Rows that hold numbers of their own contradict what hides all their keys; a few may be the
-        # mean of v.
-        if lost > _EMPTY * sum(int(np.sum(x.wrong)) for x in heads):
-            return Explained(alternative, share=0.0, likeness=0.0, holds=False)
-        outs, given = ([x.out for x in y] for y in (results, self.given))
-        return Explained(alternative, *compare_outputs(self.sample, outs, given, empty)[:-1], False)
+        """Say what an alternative explains; in heads with wrong rows alone, if that is little."""
+        every = tuple(range(len(self.given)))
+        some = tuple(x for x in every if self.sample.heads[x].wrong.any())
+        results: dict[int, Result] = {}
+        one = Explained(alternative, share=0.0, likeness=0.0, holds=False)
+        for at in dict.fromkeys((some, every)):
+            heads = [self.sample.heads[x] for x in at]
+            for x in (x for x in at if x not in results):
+                results[x] = alternative.result(self.sample.heads[x].rows)
+            empty = self._find_empty(alternative, results)
+            lost = sum(
+                int(np.sum(~np.isnan(x.got[y, 0]))) for x, y in zip(heads, empty, strict=True)
+            )
+            # Rows that hold numbers of their own contradict what hides all their keys; a few may be
+            # the mean of v.
+            if lost > _EMPTY * sum(int(np.sum(x.wrong)) for x in heads):
+                return Explained(alternative, share=0.0, likeness=0.0, holds=False)
+            sample, outs = self.sample._replace(heads=heads), [results[x].out for x in at]
+            given = [self.given[x].out for x in at]
+            one = Explained(alternative, *compare_outputs(sample, outs, given, empty)[:-1], False)
+            if one.share <= _EXPLAINED_BY_WRONG and one.likeness < _LIKE:
+                break  # whatever else it says of right rows
+        return one
 
     def _find_empty(
-        self, alternative: Alternative, results: Sequence[Result]
+        self, alternative: Alternative, results: Mapping[int, Result]
     ) -> list[npt.NDArray[np.bool_]]:
         """Find wrong rows that an alternative leaves without keys, as in `leave_without_keys`."""
         hides = alternative.compute is attend and alternative.answer is None
+        heads = ((self.sample.heads[x], self.given[x], y) for x, y in sorted(results.items()))
         return [
-            hides & z.wrong & leave_without_keys(self.problem, z, x, y)
-            for x, y, z in zip(results, self.given, self.sample.heads, strict=True)
+            hides & x.wrong & leave_without_keys(self.problem, x, y, own) for x, own, y in heads
         ]
 
     def list_explained(self) -> Iterator[Explained]:
@@ -321,7 +333,7 @@ class Trials:
         """Tell whether what an alternative leaves is by the roundings of one of the profiles."""
         if one.likeness < _LIKE or not (one.everywhere or one.near):
             return one
-        results = [one.alternative.result(x.rows) for x in self.sample.heads]
+        results = {x: one.alternative.result(y.rows) for x, y in enumerate(self.sample.heads)}
         empty = self._find_empty(one.alternative, results)
         left = [x.take(x.wrong & ~y) for x, y in zip(self.sample.heads, empty, strict=True)]
         for profile in profiles.values():
