@@ -278,8 +278,14 @@ def save_queries(
         }
         for name in names:
             columns[name][i] = row[name]
-    of_blocks = mean, nearest_weights, residuals, single
-    return Saved(**columns, **counts, **dict(zip(_OF_BLOCKS, of_blocks, strict=True)))
+    return Saved(
+        **columns,
+        **counts,
+        mean=mean,
+        weights=nearest_weights,
+        residuals=residuals,
+        single=single,
+    )
 
 
 class _RunningMaxima:
