@@ -76,6 +76,9 @@ class Profile(NamedTuple):
     by_head : bool
         Whether gradients of keys and values that query heads share are rounded for each query head,
         to the type of the result, before they are added; their sums may also be rounded.
+    maximum : bool
+        Whether a backward pass differentiates the running maximum of the scores, too. That
+        derivative is 0; what rounding leaves of it goes to the keys with the largest scores.
     accumulator : str or None
         Name of the hardware whose matrix units truncate sums of products of 16-bit and of 8-bit
         numbers, one of `hardware.UNITS`. With None or "ieee" sums are rounded.
@@ -101,6 +104,7 @@ class Profile(NamedTuple):
     again: bool = False
     scaled: bool = False
     scale_first: tuple[float, float] = (0.0, 0.0)
+    maximum: bool = False
 
     @property
     def reading(self) -> tuple[str, tuple[float, float]] | None:
@@ -161,6 +165,12 @@ PROFILES: Mapping[str, Profile] = {
     "flash-scaled": _FUSED_FAST._replace(scaled=True),
     "flash-again": _FUSED_FAST._replace(scaled=True, again=True),
     "flash-unrounded": _FUSED_FAST._replace(delta="unrounded"),
+    # Derivatives of all steps of a forward pass, those to its running maximum too: in float32, or
+    # with weights and derivatives to them rounded.
+    "math-maximum": Profile(maximum=True),
+    "flash-maximum": Profile(
+        weights="storage", d_weights="storage", delta="unrounded", maximum=True
+    ),
     # As "math", but that weights are e^(score - log normaliser), as those of a fused backward pass.
     "recomputed": Profile(delta="out"),
     # Scores and softmax in float32, then probabilities are rounded.

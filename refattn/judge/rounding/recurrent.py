@@ -40,7 +40,7 @@ from ...engine.recurrent import (
     weights,
 )
 from .roundings import BIAS, RMS, WORST, Roundings, RowErrors, round_bound, walk
-from .states import PULLED, ReadHead, is_delta, steps_of
+from .states import PULLED, ReadHead, TokenArrays, is_delta, steps_of
 
 _ERASED = 1e-6  # share of what rows read of a state at which decays have erased it
 _STEPS, _ABOVE = 12, 1.25  # of a power iteration, and a factor above what it finds
@@ -86,7 +86,7 @@ def _analyse_head(
     states, last = carry(chunks, state, np)
     with np.errstate(all="ignore"):
         tied = bool(np.all(steps.log_decay == steps.log_decay[:1]))
-        sums = _Sums(tokens.log_decay, roundings, tied)
+        sums = _Sums(tokens.log_decay, _sum_decays(x, steps.log_decay, size), roundings, tied)
         rows = sums.write(tokens, states, rates)
         passing, terms = sums.find_passing(tokens, chunks, np.stack([*states, last]), rows, before)
     out = np.concatenate([*(chunks.reads @ states + chunks.out), last])
@@ -101,6 +101,18 @@ def _analyse_head(
     last_rounding = np.mean(np.where(variance > 0, np.square(found.std) - variance, 0.0), -1)
     dependence = _depend(passing, some, np.mean(variance, -1), last_rounding)
     return Recurrence(found.take(slice(None, None, -1)) if "back" in x else found, dependence)
+
+
+def _sum_decays(x: TokenArrays, log_decay: Doubles, size: int) -> Doubles:
+    """Sum log decays in chunks, (chunks, c, d or 1), as far as a kernel has when it adds each.
+
+    A backward pass has the sums of the forward pass: they are largest at the end of a chunk.
+    """
+    forward = x["decays"][::-1] if "back" in x else log_decay
+    sums = np.concatenate([*np.cumsum(cut_rows(forward, size, np), -2)])[: len(forward)]
+    if "back" in x:  # where a token has the decay of the next
+        sums = np.concatenate([sums[1:], 0 * sums[:1]])[::-1]
+    return np.asarray(cut_rows(sums, size, np))
 
 
 class Passing(NamedTuple):
@@ -203,16 +215,19 @@ Written = list[tuple[Doubles, Doubles, Doubles]]  # keys z, rows y and the varia
 
 
 class _Sums:
-    """Variances of what a kernel computes in chunks with these log decays (chunks, c, d or 1)."""
+    """Variances of what a kernel computes in chunks with these log decays (chunks, c, d or 1).
 
-    def __init__(self, g: Doubles, roundings: Roundings, tied: bool) -> None:
+    With them are their running sums, as they are rounded.
+    """
+
+    def __init__(self, g: Doubles, running: Doubles, roundings: Roundings, tied: bool) -> None:
         self.roundings, self.decays, self.squares = roundings, Decays(g, np), Decays(2 * g, np)
         self.sums = (RMS * roundings.accumulate.unit) ** 2
         self.narrow = 0.0 if roundings.weights is None else (RMS * roundings.weights.unit) ** 2
         self.more = 2 if np.any(g) else 1  # roundings of a decay and a product with it
         self.alike = g.shape[-1] == 1  # for all coordinates
         # The errors of sums of log decays add up, and all have one sign if all decays are the same.
-        off = np.mean(np.square(np.maximum(np.cumsum(g, -2), -_NOTHING_LEFT)) * (g != 0), -1)
+        off = np.mean(np.square(np.maximum(running, -_NOTHING_LEFT)) * (g != 0), -1)
         self.power, self.lost = 1 + tied, np.cumsum(np.sqrt(off) if tied else off, -1)
         self.off = np.sqrt(off)
 

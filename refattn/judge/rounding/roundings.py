@@ -55,6 +55,7 @@ class Roundings(NamedTuple):
     unrounded: bool = False  # whether D is taken from the output before it was rounded
     again: bool = False  # whether weights that are computed again are rounded, and then used
     scaled: bool = False  # whether derivatives to scores are multiplied by the scale, then rounded
+    maximum: bool = False  # whether running maxima are differentiated, too
 
     @property
     def fine(self) -> bool:

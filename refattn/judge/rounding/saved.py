@@ -7,17 +7,20 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
 from .hardware import cut_error
 from .head import NearestWeights, ScoredRows, SoftmaxHead, Tile, attend_rows, scan_tiles
-from .roundings import RMS, Roundings, round_bound, sum_error, sum_running_products
+from .roundings import RMS, Roundings, round_bound, sum_error, sum_running_products, walk
 from .shares import OFF, TileShares, find_log_errors, narrow_head
 from .softmax import ErrorSums, analyse_softmax, begin_bound, size_of_log
 
 BLOCK_QUERIES = 256  # of a block
 _SMALL = 2.0**-10  # logs whose exponentials are a sum of few powers
+_OF_BLOCKS = "mean", "weights", "residuals", "single"
+_OF_LARGEST, _OF_OTHERS = 4 / 3, 4.0  # times a variance that both have
 RUN_STEPS = 16  # tokens between running sums that are known, if they matter
 
 
@@ -35,6 +38,24 @@ class BackwardHead(NamedTuple):
     def derivative_of_delta(self, roundings: Roundings) -> Doubles:
         """Return what D is made of: the derivative as given, if D is taken from the output."""
         return self.d_out if self.given is None or not roundings.delta_of_out else self.given
+
+
+class Residuals(NamedTuple):
+    """What rounding leaves of derivatives to running maxima of some queries, by query and key."""
+
+    rows: npt.NDArray[np.int64]
+    keys: npt.NDArray[np.int64]  # that may have been the largest so far
+    variances: Doubles
+    bounds: Doubles
+
+    def part(self, i: slice, j: slice) -> Doubles:
+        """Return variances and bounds of some queries and keys, (2, queries, keys)."""
+        found = np.zeros((2, i.stop - i.start, j.stop - j.start))
+        here = (i.start <= self.rows) & (self.rows < i.stop)
+        here &= (j.start <= self.keys) & (self.keys < j.stop)
+        at = self.rows[here] - i.start, self.keys[here] - j.start
+        found[(slice(None), *at)] = self.variances[here], self.bounds[here]
+        return found
 
 
 class Saved(NamedTuple):
@@ -59,6 +80,7 @@ class Saved(NamedTuple):
     products: Doubles  # how many times more queries, at most, share the errors of products g . v
     mean: Doubles  # (n, d), weighted means of the keys, times the slope of the cap
     weights: list[Any]  # `NearestWeights` of each block of queries that is looked at, or None
+    residuals: list[Residuals | None]  # of each of these blocks, if maxima are differentiated
     single: SoftmaxHead | None = None  # the head in float32, where that is enough for errors
 
 
@@ -156,13 +178,15 @@ def save_queries(
     if "counts" not in known:
         known["counts"] = _count_twins(back)
     counts = known["counts"]
-    names = [x for x in Saved._fields if x not in (*counts, "mean", "weights", "single")]
+    names = [x for x in Saved._fields if x not in (*counts, *_OF_BLOCKS)]
     columns = {x: np.zeros(n) for x in names}
     mean, single = np.zeros(head.q.shape), narrow_head(head, roundings)
     nearest_weights: list[Any] = []
+    residuals: list[Residuals | None] = []
     for i in blocks(0, n, BLOCK_QUERIES):
         if rows is not None and not any(x.start < i.stop and i.start < x.stop for x in rows):
             nearest_weights.append(None)
+            residuals.append(None)
             continue
         if i.start not in known:
             known[i.start] = attend_rows(head, i, None)
@@ -176,6 +200,7 @@ def save_queries(
         logit, moved_logit, sizes = np.zeros((3, i.stop - i.start))
         reads = roundings.delta_of_out and back.out is not None and not roundings.unrounded
         sums = begin_bound(head, roundings, i, exact) if reads else None
+        maxima = _RunningMaxima(back, roundings, i, exact) if roundings.maximum else None
         for tile in scan_tiles(head, i, BLOCK_QUERIES):
             j = tile.keys
             p, logs = share_tile(tile, exact.lse)
@@ -188,10 +213,12 @@ def save_queries(
             noise = p * p * relative
             most = move_weights(p, logs, epsilon)
             spread += np.sum(most, -1)
-            if roundings.delta_of_out:
+            if roundings.delta_of_out and maxima is None:
                 t = back.d_out[i] @ head.v[j].T
             else:
                 t, t_variance, t_bound = multiply_values(back, roundings, i, j)
+            if maxima is not None:
+                maxima.add(tile, (p, most), (logs, epsilon), (t, t_variance, t_bound))
             apart = t - delta[:, None]
             log_variance += np.sum(noise, -1)
             moved += np.einsum("ij,ij->i", noise * apart, apart)
@@ -229,6 +256,10 @@ def save_queries(
                 variance += np.square(RMS * of_log * delta)
                 bound += roundings.softmax.spacing(np.abs(delta) + bound) / 2
                 near = roundings.softmax.round(near)
+        found = None
+        if maxima is not None:
+            found, variance = maxima.find(0.0 if roundings.delta_of_out else variance, bound)
+        residuals.append(found)
         row = {
             "lse": exact.lse,
             "top": exact.top,
@@ -247,7 +278,123 @@ def save_queries(
         }
         for name in names:
             columns[name][i] = row[name]
-    return Saved(**columns, **counts, mean=mean, weights=nearest_weights, single=single)
+    return Saved(
+        **columns,
+        **counts,
+        mean=mean,
+        weights=nearest_weights,
+        residuals=residuals,
+        single=single,
+    )
+
+
+class _RunningMaxima:
+    r"""Errors of the derivatives to the running maxima of some queries, key by key.
+
+    Weights are over their sum, so the derivative to a maximum is 0; differentiated like all else it
+    is :math:`r = \sum_j \bar s_j` with rounded terms, which is taken from the key that was the
+    largest. Errors of weights move :math:`D` too, and cancel. What is left is
+
+    .. math:: r = \sum_j p_j\, \delta t_j + \sum_j \delta_j - \delta D ,
+
+    with the roundings :math:`\delta_j` of a product and a difference, those of the sum, and
+    :math:`\delta D` of the sums that the output, its normaliser and :math:`D` are. A maximum over
+    blocks of keys changes at most at keys that are larger than all before. The maximum that lasts
+    over some blocks has what their keys leave, and the sums before the first of them and the last:
+    at most what is there before a key that is surely larger. A term of a key j has a part in
+    :math:`\bar s_j`, and in r with the other sign; so has :math:`\delta D` in all. As
+    :math:`(x - y)(x - y)^T \preceq (1 + 1/c)\, x x^T + (1 + c)\, y y^T`, both have twice the
+    variance of a term, and 4/3 and 4 times that of D.
+    """
+
+    def __init__(
+        self, back: BackwardHead, roundings: Roundings, i: slice, exact: ScoredRows
+    ) -> None:
+        self.head, self.roundings, self.i = back.head, roundings, i
+        self.g, self.unit = back.d_out[i], roundings.accumulate.unit
+        self.delta = np.sum(self.g * exact.out, -1)[:, None]
+        rows = len(self.g)
+        self.sums = np.zeros((rows, back.head.v.shape[-1]))  # of p v
+        self.mass, self.left, self.low, self.high = np.zeros((4, rows, 1))  # sums of p, of s
+        # The last sum of D, over columns.
+        last = (RMS * self.unit) ** 2 * _sum_running_squares(self.g * exact.out)
+        self.last, self.of_sums = last, np.zeros(rows)
+        self.off, self.sizes = np.zeros((2, rows))
+        self.parts: list[tuple[Doubles, ...]] = []
+        self.keys: list[npt.NDArray[np.int64]] = []
+
+    def add(
+        self,
+        tile: Tile,
+        weights: tuple[Doubles, Doubles],
+        logs: tuple[Doubles, Doubles],
+        products: tuple[Doubles, Doubles, Doubles],
+    ) -> None:
+        """Add keys, with bounds of weights and their logs, and variances of products."""
+        (p, most), (log, epsilon), (t, t_variance, t_bound) = weights, logs, products
+        factor, s = (RMS * self.unit) ** 2, p * (t - self.delta)
+        own = factor * (np.square(p * t) + np.square(p * self.delta))
+        variance = 2 * (p * p * t_variance + own)
+        of_delta = np.zeros_like(p)
+        if self.roundings.weights is not None and not self.roundings.kept:  # D is of these
+            of_delta += np.square(self.roundings.weights.spacing(p) * t) * (p > 0) / 12
+        # Of the sums of weights, by which D is divided, and of terms: in any of the blocks.
+        mass, left = self.mass + np.cumsum(p, -1), self.left + np.cumsum(s, -1)
+        of_delta += factor * np.square(self.delta) * (mass * mass + p * p)
+        low, high = (
+            f(np.concatenate([x, left], -1), -1)[:, 1:]
+            for f, x in (
+                (np.minimum.accumulate, self.low),
+                (np.maximum.accumulate, self.high),
+            )
+        )
+        # Of the sums of weights times values, in steps, and of their products with g.
+        v, before = self.head.v[tile.keys], np.zeros_like(p)
+        for at in blocks(0, len(v), RUN_STEPS):
+            last = self.sums + p[:, at] @ v[at]
+            squares, steps = np.square(p[:, at]) @ np.square(v[at]), at.stop - at.start
+            walked = walk(self.sums, last, squares, steps, self.roundings.lanes) + squares
+            of_delta[:, at.start] += factor * np.sum(np.square(self.g) * walked, -1)
+            self.sums, end = last, mass[:, at.stop - 1] * self.delta[:, 0]
+            before[:, at.stop - 1] = factor * (_sum_running_squares(self.g * last) + end * end)
+        self.of_sums += np.sum(of_delta, -1)
+        variance += _OF_LARGEST * of_delta + factor * np.square(high - low)
+        self.mass, self.left, self.low, self.high = (x[:, -1:] for x in (mass, left, low, high))
+        sizes = p * (np.abs(t) + np.abs(self.delta))
+        self.off += np.sum((p + most) * t_bound + most * np.abs(t - self.delta), -1)
+        norms = (np.sqrt(np.einsum("ij,ij->i", x, x)) for x in (self.g, v))
+        self.sizes += np.sum(sizes + p * np.multiply.outer(*norms), -1)
+        if tile.is_sink:  # which the maximum may leave out
+            log = log - math.inf
+        self.keys.append(np.arange(tile.keys.start, tile.keys.stop))
+        self.parts.append((log - epsilon, log + epsilon, variance, before))
+
+    def find(self, of_terms: Doubles | float, delta_bound: Doubles) -> tuple[Residuals, Doubles]:
+        """Find what may be left at keys that may have been the largest so far, and the share of D.
+
+        D may also be a sum of weights times derivatives, with this variance.
+        """
+        low, high, variance, before = (np.concatenate(x, -1) for x in zip(*self.parts, strict=True))
+        rows, m = high.shape
+        none = np.full((rows, 1), -math.inf)
+        earlier, most = (
+            np.maximum.accumulate(np.concatenate([none, x], -1), -1)[:, :-1] for x in (low, high)
+        )
+        # Up to the first key after it that is larger for sure; the last one has D and all sums.
+        after = np.where(low > most, np.arange(m), m)
+        after = np.concatenate([after, np.full((rows, 1), m)], -1)[:, :0:-1]
+        places = np.nonzero((high >= earlier) & np.isfinite(high))
+        until = np.minimum.accumulate(after, -1)[:, ::-1][places]
+        sums = np.cumsum(variance, -1) + 4 * np.maximum.accumulate(before, -1)
+        whole = self.last + np.maximum(of_terms, self.of_sums)
+        some = sums[places[0], until - 1]
+        some += _OF_LARGEST * np.where(until == m, (whole - self.of_sums)[places[0]], 0.0)
+        gamma = sum_error(self.roundings, m + self.g.shape[-1], 16)
+        bound = 2 * (self.off + 2 * delta_bound + gamma * (self.sizes + self.off))
+        keys = np.concatenate(self.keys)[places[1]]
+        return Residuals(places[0] + self.i.start, keys, some, bound[places[0]]), (
+            _OF_OTHERS * whole
+        )
 
 
 def unscale_rows(x: Doubles) -> Doubles:

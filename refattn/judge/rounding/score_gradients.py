@@ -171,6 +171,18 @@ def analyse_pairs(
     if to is not None:
         for by in after:
             gradient = gradient.rounded(to, by)
+    if roundings.maximum:
+        residuals = saved.residuals[i.start // BLOCK_QUERIES]
+        assert residuals is not None
+        left, most_left = residuals.part(i, j)
+        # Twice what has a part in them, of which the rest of the law has one or, with D of the
+        # output, all.
+        left += (RMS * unit) ** 2 * p * p * (np.square(t) + np.square(saved.delta[i, None]))
+        left += (1 if roundings.delta_of_out else 2) * p * p * t_variance
+        gradient = gradient._replace(
+            variance=gradient.variance + multiply_slope(left, np.square(tile.slope)),
+            bound=gradient.bound + multiply_slope(most_left, tile.slope),
+        )
     s = gradient.s
     size = np.abs(s)
     s_flushed = size * (size < tiny)

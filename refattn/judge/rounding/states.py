@@ -10,7 +10,8 @@ import numpy as np
 from ...arrays.library import Doubles
 from ...engine.recurrent import Tokens, recur
 
-# Of a head: q, k, v, log_decay, write, initial_state, and a, b, late.
+# Of a head: q, k, v, log_decay, write, initial_state, and a, b, late; back in time, also what the
+# log decays of the tokens themselves are.
 TokenArrays = Mapping[str, Any]
 ReadHead = Callable[[Any], TokenArrays]
 
@@ -40,7 +41,7 @@ def _backward(x: TokenArrays, q: Doubles, k: Doubles, v: Doubles) -> dict[str, A
     # The transpose of Diag(e^g) + a b^T swaps a and b. Nothing comes after the last token.
     later = {"log_decay": g} if a is None or b is None else {"log_decay": g, "a": b, "b": a}
     later = {name: np.concatenate([y[1:], 0 * y[:1]]) for name, y in later.items()}
-    arrays = {"q": q, "k": k, "v": v, "write": np.ones_like(q[:, :1]), **later}
+    arrays = {"q": q, "k": k, "v": v, "write": np.ones_like(q[:, :1]), **later, "decays": g[::-1]}
     state = np.zeros((k.shape[-1], v.shape[-1]))
     return {**{name: y[::-1] for name, y in arrays.items()}, "initial_state": state, "back": True}
 

@@ -46,7 +46,8 @@ def relative_variance(
     if roundings.softmax.unit > roundings.accumulate.unit:
         weight = np.exp(gap)
         step = roundings.softmax.spacing(weight) / np.where(weight > 0, weight, math.inf)
-        variance += np.square(step) / 12 * (gap < 0)  # 1 is a number of every format
+        # 1 is a number of every format, and what is rounded to 0 is off by itself, no more.
+        variance += np.square(np.minimum(step, math.sqrt(12))) / 12 * (gap < 0)
     return np.asarray(variance)
 
 

@@ -19,9 +19,10 @@ _DOUBLE_PROFILES = ("math64", "recomputed64", "serial64")
 
 _SUFFIX = re.compile(r"(-cast)?(-by-head)?(@.*)?$")
 
+_OF_MAXIMA = ("math-maximum", "flash-maximum")
 BACKWARD_PROFILES: Mapping[bool, Sequence[str]] = {  # whether the type is narrow
-    True: (*_NARROW_PROFILES[:4], *OF_BACKWARD, *_NARROW_PROFILES[4:]),
-    False: _WIDE_PROFILES,
+    True: (*_NARROW_PROFILES[:4], *OF_BACKWARD, *_OF_MAXIMA, *_NARROW_PROFILES[4:]),
+    False: (*_WIDE_PROFILES, _OF_MAXIMA[0]),
 }
 
 
@@ -38,6 +39,7 @@ FAMILIES = (
         "flash-fast",
         "recomputed",
         *OF_BACKWARD,
+        *_OF_MAXIMA,
         *_DOUBLE_PROFILES,
     ),
     ("eager", "eager-narrow"),

@@ -9,6 +9,8 @@ import numpy as np
 
 from ...arrays.library import Doubles
 
+# Of mean squares: larger ones are no likelier, and their squares may overflow.
+_BEYOND_ALL = 2.0**100
 _LAW_WANTED = 4.0  # standard deviations from which on the law of a sum is computed
 
 
@@ -224,5 +226,5 @@ def log_chernoff(square: Any, rows: Any) -> Any:
     """
     # A sum of weights 1 / g may be just below a whole number: 2^-20 makes up for its roundings. A
     # mean square below 1, which is the variance at the most, is no evidence.
-    x = np.maximum(square, 1.0)
+    x = np.clip(square, 1.0, _BEYOND_ALL)
     return np.floor(rows + 2.0**-20) / 2 * (np.log(x) + 1 - x)

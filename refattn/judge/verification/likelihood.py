@@ -264,13 +264,18 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
                     find = partial(find_covariance, read, index, exact, i, others, along)
                     other = _Law.of(others, error, along, find)
                     still_law = law.where(unmoved[:, 0], other)
+        if joint and roundings.maximum:  # of its derivative less may be left, as if D cancelled it
+            exact = roundings._replace(maximum=False, delta_of_out=False)
+            others = read.analyse(index, exact, i)
+            find = partial(find_covariance, read, index, exact, i, others, along)
+            still_law = _Law.of(others, error, along, find)
         if problem.is_mean:
             spared, whole = spared_variance(read.head(index), roundings, i, rows)
             rest = _LEAST**2 * np.maximum(1 - spared / np.square(rows.std), 0.0)
             least = np.minimum(least, _mean(np.minimum(near, rest)))
             left = np.where(whole > 0, 1 - spared / np.where(whole > 0, whole, 1.0), 1.0)
             shares = np.min(np.maximum(left, 0.0), -1, initial=1.0)
-        elif joint and has_twins(problem, index, roundings):
+        elif joint and (roundings.maximum or has_twins(problem, index, roundings)):
             shares *= 0.0
         tested = np.square(np.where(known, subtract_rounding(error, rows) / rows.worst, math.nan))
         tested = np.where(within, _mean(tested), math.inf)

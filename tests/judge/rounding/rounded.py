@@ -487,6 +487,8 @@ BACKWARD = {
     "flash-scaled": Back(weights=True, d_scores=True, delta="out", scaled=True),
     "flash-again": Back(weights=True, d_scores=True, delta="out", scaled=True, again=True),
     "flash-unrounded": Back(weights=True, d_scores=True, delta="unrounded"),
+    "math-maximum": Back(),  # `differentiated`
+    "flash-maximum": Back(weights=True, d_weights=True, delta="unrounded"),
     "upcast": Back(weights=True, d_weights=True),
     "eager": Back(weights=True, d_weights=True, d_scores=True, kept=True),
     "eager-narrow": Back(weights=True, d_weights=True, d_scores=True, kept=True, narrow=True),
@@ -628,6 +630,45 @@ def backward(name, case, d_out, dtype, wrong=RIGHT, of_products=None, of_keys=Tr
     return out, final(dq), *(final(x[: len(case.k)], of_keys) for x in (dk, dv))
 
 
+def differentiated(name, case, d_out, dtype, block=16, wrong=RIGHT):
+    """Output and gradients of a maximum that runs over blocks of keys, all steps differentiated."""
+    to, wide = FORMATS[dtype], name == "math-maximum"
+    narrow = (lambda x: x.astype(f32)) if wide else (lambda x: to.round(x).astype(f32))
+    q, k, v, g = (x.astype(f32) for x in (case.q, case.with_zero(case.k), case.v, d_out))
+    v, s = case.with_zero(v), scores32(case)
+    sums, mass = np.zeros((len(q), v.shape[1]), f32), np.zeros((len(q), 1), f32)
+    top, steps = np.full_like(mass, -1e30), []
+    for j in range(0, len(k), block):
+        at = slice(j, j + block)
+        new = np.maximum(top, np.max(s[:, at], -1, keepdims=True))
+        p, shrink = np.exp(s[:, at] - new), np.exp(top - new)
+        steps.append((at, new, top, p, shrink, mass, sums))
+        mass = mass * shrink + p.sum(-1, keepdims=True, dtype=f32)
+        sums, top = sums * shrink + narrow(p) @ v[at], new
+    mass = np.where(mass > 0, mass, f32(1))
+    out, d_sums = sums / mass, g / mass
+    d_mass = -(g * sums / (mass * mass)).sum(-1, keepdims=True, dtype=f32)
+    d_top, dv, ds = np.zeros_like(mass), np.zeros_like(v), np.zeros_like(s)
+    for at, new, before, p, shrink, mass, sums in reversed(steps):
+        dv[at] = narrow(p).T @ d_sums
+        d = (narrow(d_sums @ v[at].T) + d_mass) * p
+        shrunk = ((d_sums * sums).sum(-1, keepdims=True, dtype=f32) + d_mass * mass) * shrink
+        left = d_top - d.sum(-1, keepdims=True, dtype=f32) - shrunk
+        tied, largest = before == new, s[:, at] == new
+        here = np.where(tied, f32(0.5), f32(1)) * np.any(largest, -1, keepdims=True)
+        ds[:, at] = d + largest * left * here / np.maximum(largest.sum(-1, keepdims=True), 1)
+        d_top = shrunk + left * (1 - here)
+        d_sums, d_mass = d_sums * shrink, d_mass * shrink
+    factor, m = f32(case.factor), len(case.k)
+    if case.softcap is not None:
+        ratio = scores_and_ratio(case)[1]
+        ds[:, :m] *= 1 - ratio * ratio
+    seen = slice(0, m - wrong.lost)
+    dq = factor * f32(wrong.dq) * (ds[:, seen] @ k[seen])
+    found = out, dq, factor * (ds.T @ q), dv
+    return [to.round(x[:m] if at > 1 else x) for at, x in enumerate(found)]
+
+
 def made(name, q, k, v, g, dtype, wrong=RIGHT, by_head=True, **options):
     """What a backward pass gives, of heads that share keys where there are fewer of these.
 
@@ -642,7 +683,10 @@ def made(name, q, k, v, g, dtype, wrong=RIGHT, by_head=True, **options):
     for h in range(len(q)):
         of_head = options | ({} if sinks is None else {"sinks": float(sinks[h])})
         case = Case(q[h], k[h // share], v[h // share], **of_head)
-        found.append(backward(name, case, g[h], dtype, wrong, products[h], by_head))
+        if name.endswith("maximum"):
+            found.append(differentiated(name, case, g[h], dtype, wrong=wrong))
+        else:
+            found.append(backward(name, case, g[h], dtype, wrong, products[h], by_head))
     out, dq, dk, dv = (np.stack(x) for x in zip(*found, strict=True))
     to = FORMATS[dtype]
     if name in INPUTS:

@@ -30,11 +30,13 @@ from tests.judge.rounding import slow
 from tests.judge.rounding.rounded import (
     BACKWARD,
     DTYPES,
+    RIGHT,
     SINKS,
     Back,
     Case,
     Noise,
     Wrong,
+    differentiated,
     flash,
     gradient,
     interval,
@@ -1080,6 +1082,62 @@ def test_rows_with_the_same_products_share_their_roundings(how, of, seed):
     assert verdict.verdict == "PASS", str(verdict)
     wrong = {of: FORMATS["float32"].round(1.01 * found[of])}
     assert judged(*given, wrong, "float32", profile="math").verdict == "FAIL"
+
+
+def of_maxima(name, dtype, block, wrong=RIGHT, **options):
+    q, k, v, g = given = arrays(np.random.default_rng(17), dtype, 2, 96, 96, 16)
+    cases = [Case(q[h], k[h], v[h], **options) for h in range(2)]
+    found = [differentiated(name, x, g[h], dtype, block, wrong) for h, x in enumerate(cases)]
+    return given, dict(zip(("out", *NAMES), map(np.stack, zip(*found, strict=True)), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("math-maximum", "float32"), ("flash-maximum", "bfloat16")]
+)
+@pytest.mark.parametrize("profile", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.parametrize("block", [16, pytest.param(64, marks=pytest.mark.long), 2**40])
+@pytest.mark.parametrize("options", [{"causal": True}, {"softcap": 3.0}], ids=str)
+def test_running_maxima_may_be_differentiated(name, dtype, profile, block, options):
+    given, found = of_maxima(name, dtype, block, **options)
+    verdict = judged(*given, found, dtype, profile=name if profile else None, **options)
+    assert verdict.verdict == "PASS", str(verdict)
+
+
+@pytest.mark.long
+def test_what_is_left_of_the_derivative_to_a_maximum_is_of_no_other_profile():
+    given, found = of_maxima("flash-maximum", "bfloat16", 2**40, causal=True)
+    others = [x for x in BACKWARD_PROFILES[True] if not x.endswith("maximum")]
+    verdict = judged(*given, found, "bfloat16", profile=others, causal=True)
+    assert verdict.parts["dq"].verdict == "FAIL"
+
+
+@pytest.mark.parametrize("name", ["math-maximum", "flash-maximum"])
+@pytest.mark.parametrize("wrong", [Wrong(dq=1.01), Wrong(lost=1)], ids=["size", "lost key"])
+def test_wrong_gradients_fail_though_maxima_are_differentiated(name, wrong):
+    dtype = "float32" if name == "math-maximum" else "bfloat16"
+    given, found = of_maxima(name, dtype, 2**40, wrong=wrong)
+    verdict = judged(*given, {"dq": found["dq"]}, dtype, profile=name)
+    assert verdict.verdict == "FAIL"
+
+
+def test_maxima_that_last_have_what_the_keys_until_a_larger_one_leave():
+    """Residuals of a row of four keys, of which the first, the third and the last are largest."""
+    rng = np.random.default_rng(3)
+    q, k = np.ones((1, 1)), np.array([[0.0], [-1.0], [1.0], [4.0]])
+    v, g = rng.standard_normal((4, 8)), rng.standard_normal((1, 8))
+    of = gradient("dq", q, k, v, g)
+    roundings = PROFILES["math-maximum"].roundings("float32")
+    [(_, found)] = of.gradient.saved((), roundings)
+    left = found.residuals[0]
+    assert left.keys.tolist() == [0, 2, 3]
+    first, second, last = left.variances
+    assert 0 < first < second < last
+    # With later keys gone the last one left has all that sums have; others are as they were.
+    short = gradient("dq", q, k[:3], v[:3], g)
+    assert short.gradient.saved((), roundings)[0][1].residuals[0].keys.tolist() == [0, 2]
+    variances, bounds = left.part(slice(0, 1), slice(2, 4))
+    np.testing.assert_array_equal(variances, [[second, last]])
+    assert np.all(bounds > np.sqrt(variances))
 
 
 def test_no_heads_and_no_tokens():

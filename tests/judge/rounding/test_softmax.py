@@ -463,3 +463,14 @@ def test_exponentials_of_0_are_no_noise_where_all_keys_are_equal():
     found = analyse_softmax(head, PROFILES["math"].roundings("float32"), slice(0, 5))
     sizes = np.mean(np.abs(v), 0) + np.abs(np.mean(v, 0))
     np.testing.assert_allclose(found.slack[0], 2.0**-24 * (17 / 16) * sizes, rtol=1e-12)
+
+
+def test_a_weight_that_is_rounded_to_0_is_off_by_itself():
+    """Of e^-600 the spacing of float16 is 1e252 times it, whose square overflows."""
+    q, v = np.ones((1, 1)), np.ones((3, 1))
+    found = []
+    for last in (-600.0, -1.0):
+        problem = pose_arrays(q, np.array([[0.0], [-1.0], [last]]), v)
+        roundings = PROFILES["eager-narrow"].roundings("float16")
+        found.append(analyse_softmax(problem.head(()), roundings, slice(0, 1)).lse_std[0])
+    assert 0 < found[0] < found[1]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from refattn import verify
 from refattn.judge.verification.evidence import Evidence, Known, Tally, log_chernoff, symmetric_test
 from tests.judge.verification import slow
 
@@ -130,3 +131,11 @@ def test_mean_squares_keep_their_level(columns, copies):
             square = np.repeat(np.mean(z * z, -1), copies, -1).mean(-1)
             for level in (0.05, 0.01, 0.001):
                 assert alarms(log_chernoff(square, rows), level)
+
+
+def test_an_infinite_mean_square_is_as_unlikely_as_can_be():
+    assert -math.inf < log_chernoff(math.inf, 1) <= log_chernoff(2.0**99, 1) < -(2.0**90)
+    out = np.ones((2, 8, 4))
+    out[0, 0, 0] = 1e200
+    q = np.random.default_rng(0).standard_normal((2, 8, 4))
+    assert verify(q=q, k=q, v=q, out=out).verdict == "FAIL"

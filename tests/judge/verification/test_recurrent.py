@@ -105,6 +105,65 @@ def test_one_rounding_of_a_sum_of_log_decays_scales_a_head(seed, mean):
     assert wrong.parts["state"].verdict == "FAIL"
 
 
+def pulled(q, k, v, g, d_out, to="float32", c=64):
+    """Output, and gradients of the values, of chunks of c tokens: the decays are those forward."""
+    single, scale = np.float32, np.float32(q.shape[1] ** -0.5)
+
+    def narrow(x):
+        return FORMATS[to].round(x).astype(single)
+
+    state = np.zeros((q.shape[1], v.shape[1]), single)
+    cut, kept, out, dv = [slice(s, s + c) for s in range(0, len(q), c)], [], [], []
+    for i in cut:
+        sums = np.cumsum(g[i], dtype=single)[:, None]
+        pairs = np.tril(q[i] @ k[i].T) * np.exp(np.minimum(sums - sums.T, 0))
+        ends, whole = narrow(np.exp(sums[-1] - sums) * k[i]), np.exp(sums[-1])
+        reads = narrow(np.exp(sums) * q[i])
+        kept.append((narrow(pairs), ends, reads, whole))
+        out.append(scale * (reads @ narrow(state) + narrow(pairs) @ v[i]))
+        state = whole * state + ends.T @ v[i]
+    later = 0 * state
+    for i, (pairs, ends, reads, whole) in zip(reversed(cut), reversed(kept), strict=True):
+        dv.append(scale * (pairs.T @ d_out[i] + ends @ narrow(later)))
+        later = whole * later + reads.T @ d_out[i]
+    return narrow(np.concatenate(out)), narrow(np.concatenate(dv[::-1])), state
+
+
+def of_values(to, seed=3, n=256, d=16, wrong=()):
+    """Gradients of the values with log decays that add up to 64 in a chunk."""
+    rng, rows, size = np.random.default_rng(seed), *(wrong or (slice(0, 0), 1.0))
+    q, k, v, d_out = (FORMATS[to].round(x).astype("f4") for x in rng.standard_normal((4, n, d)))
+    g = np.float32(-rng.exponential(size=n))
+    out, dv, state = pulled(q, k, v, g, d_out, to)
+    dv[rows] = FORMATS[to].round(size * dv[rows].astype(np.float64))
+    arrays = {"q": q, "k": k, "v": v, "log_decay": g, "d_out": d_out, "out": out, "dv": dv}
+    arrays = {x: y[None] for x, y in arrays.items()} | {"state": state[None]}
+    return verify(**arrays, estimator=NAMES[False], dtype=to).parts
+
+
+@pytest.mark.parametrize("to", ["float32", "bfloat16"])
+@pytest.mark.parametrize("seed", [3, pytest.param(4, marks=pytest.mark.long)])
+def test_gradients_have_the_sums_of_log_decays_of_the_forward_pass(to, seed):
+    """They are largest at the end of a chunk, and so are their roundings, back in time too."""
+    assert {x.verdict for x in of_values(to, seed).values()} <= {"PASS", "UNDERPOWERED"}
+
+
+@pytest.mark.parametrize(
+    ("to", "wrong"),
+    [
+        pytest.param(*x, marks=pytest.mark.long)
+        for x in (
+            ("float32", (100, 1 + 2e-5)),
+            ("float32", (slice(None), 1 + 1e-5)),
+            ("bfloat16", (slice(None), 1.01)),
+            ("bfloat16", (100, 1.1)),
+        )
+    ],
+)
+def test_wrong_gradients_of_strong_decays_fail(to, wrong):
+    assert of_values(to, wrong=wrong)["dv"].verdict == "FAIL"
+
+
 def of_operands(seed, d, wrong=""):
     """A gated delta rule in chunks of 64 of which every operand of a product is rounded."""
     rng, single = np.random.default_rng(seed), np.float32

@@ -8,7 +8,7 @@ no output was given or the output fails, the whole problem.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import permutations, product
 from typing import Any, NamedTuple
@@ -275,7 +275,12 @@ class Backward:
     """The parts of one backward pass, with what they are computed from."""
 
     def __init__(
-        self, parts: Mapping[str, Part], profile: Profile, dtype: str, where: Mapping[str, Index]
+        self,
+        parts: Mapping[str, Part],
+        profile: Profile,
+        dtype: str,
+        where: Mapping[str, Index],
+        strange_alone: Collection[str] = (),
     ) -> None:
         read = {name: x.problem.read_by(profile).gradient for name, x in parts.items()}
         self.gradients = {name: x for name, x in read.items() if x is not None}
@@ -283,7 +288,8 @@ class Backward:
         self.known: dict[tuple[Index, int, bool], tuple[BackwardHead, Kept]] = {}
         self.forward = _list_forward(next(iter(self.gradients.values())))
         self.samples = {
-            name: self._draw(name, x, profile, dtype, where[name]) for name, x in parts.items()
+            name: self._draw(name, x, profile, dtype, where[name], name in strange_alone)
+            for name, x in parts.items()
         }
 
     def keep(
@@ -372,8 +378,19 @@ class Backward:
         same = all(x.shape == y.shape for x, y in zip(outs, given, strict=True))
         return same and compare_outputs(sample, outs, given).share > _FEW_SHARE
 
-    def _draw(self, name: str, part: Part, profile: Profile, dtype: str, where: Index) -> Sample:
-        """Take wrong rows of some heads, one of them that of the worst element, and right ones."""
+    def _draw(
+        self,
+        name: str,
+        part: Part,
+        profile: Profile,
+        dtype: str,
+        where: Index,
+        strange_alone: bool,
+    ) -> Sample:
+        """Take wrong rows of some heads, one of them that of the worst element, and right ones.
+
+        Rows with NaN or infinity may be the only wrong ones.
+        """
         problem, given = part.problem, Candidate("")
         worst = problem.number(where[:-2]) if where else 0
         read = problem.read_by(profile)
@@ -398,6 +415,8 @@ class Backward:
             far[at] = np.max(z, -1, initial=0.0)
             columns |= find_columns(z, strange[at])
         count = int(np.sum(~np.isnan(far)))
+        if strange_alone:
+            far, columns[0] = np.where(strange | (far <= FAR), far, np.nan), False
         far, of_others = set_apart(far, strange, columns)
         wrong = far > FAR
         near = find_near(wrong, problem)

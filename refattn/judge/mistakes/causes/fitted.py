@@ -33,6 +33,7 @@ _MATCHED, _PART = 0.9, 0.3  # shares of wrong rows that hold others: of all, and
 _HALF, _SURE, _LEAST_ERROR = 0.5, 0.2, 2e-3  # of a weight: lost or not; how sure, at most
 _SUREST = 0.12  # the same, of the surest
 _LEAST_FACTOR = 1.01  # of weights that are kept
+_OF_NO_WEIGHTS = 2.0**60  # times the largest value: an error that no factor of weights makes
 _MORE_LIKELY = 40.0  # twice the log of likelihoods, that two factors are than normal ones
 _AS_NEAR, _APART = 0.8, 1.5  # of what one factor leaves, what one for each row does, at least
 _FEWEST_WEIGHTS = 48  # that are known, at least, of those that may be lost
@@ -459,7 +460,7 @@ def _fit_weights(problem: Problem, x: Sampled, unit: float) -> Doubles:
     top = 2.0 ** (math.frexp(np.max(np.abs(v), initial=0.0))[1] - 1)  # squares overflow
     v, wrong = v / top, (x.got - exact.out) / top
     noise = np.square(unit * row_sizes(exact.out) / top)
-    some = np.isfinite(exact.lse) & np.all(np.isfinite(wrong), -1)
+    some = np.isfinite(exact.lse) & np.all(np.abs(wrong) < _OF_NO_WEIGHTS, -1)
     every, wrong, noise = every[some], wrong[some], noise[some]
     size = max(float(np.sum(np.square(every) @ np.square(v))), 1e-300)
     c = np.sum(wrong * wrong) / size  # variance of the factors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -77,13 +77,20 @@ def _take_largest(sample: Sample, given: Sequence[Doubles]) -> tuple[Sample, lis
 
 
 def explain_backward(
-    parts: Mapping[str, Part], failed: Mapping[str, Index], profile: Profile, dtype: str, own: bool
+    parts: Mapping[str, Part],
+    failed: Mapping[str, Index],
+    profile: Profile,
+    dtype: str,
+    own: bool,
+    strange_alone: Collection[str] = (),
 ) -> tuple[dict[str, list[Suspect]], dict[str, Sample], dict[str, list[Doubles]]]:
     """Return alternatives that explain the gradients that failed, samples, and what is right there.
 
-    Each that failed has the place of its worst element.
+    Each that failed has the place of its worst element; of some, only rows with NaN or infinity
+    are wrong.
     """
-    back = Backward(parts, profile, dtype, {**dict.fromkeys(parts, ()), **failed})
+    where = {**dict.fromkeys(parts, ()), **failed}
+    back = Backward(parts, profile, dtype, where, strange_alone)
     given = {
         of: [back.predict(Candidate(""), of, x.rows.at, x.rows.queries) for x in sample.heads]
         for of, sample in back.samples.items()

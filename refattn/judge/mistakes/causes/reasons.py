@@ -77,7 +77,8 @@ def explain(
     if verdict.verdict != "FAIL":
         return verdict
     failed = failed_part(verdict.tests, verdict.alpha)
-    fits = name_factors(problem, tidy_fits(verdict, failed))
+    strange_alone = _is_right_where_finite(numbers, verdict)
+    fits = [] if strange_alone else name_factors(problem, tidy_fits(verdict, failed))
     if problem.kind == "recurrent":
         roundings = by.roundings(verdict.dtype)
         named = explain_states(problem, numbers, roundings)
@@ -94,7 +95,7 @@ def explain(
     where = verdict.worst.where if verdict.worst else ()
     where = (*where, 0) if where and failed == "lse" else where  # of a row, any column
     rest = verdict.dtype, failed, where, bool(fits)
-    found, sample = search_causes(problem, numbers, profiles, *rest)
+    found, sample = search_causes(problem, numbers, profiles, *rest, strange_alone)
     if sample.apart and not any(x.name == _CAUSE for x in found):
         # Numbers that are wrong were searched first; those that are NaN may have another cause.
         alone = search_causes(problem, numbers, profiles, *rest, strange_alone=True)
@@ -143,9 +144,10 @@ def explain_gradients(
     own = forward is None or forward.verdict != "PASS"
     places = {x: verdicts[x].z.where for x in failed}
     usual = next(iter(profiles.values()))  # by a tighter one, right rows seem wrong
-    named, samples, exact = explain_backward(parts, places, usual, first.dtype, own)
+    alone = [x for x in failed if _is_right_where_finite(parts[x].numbers, verdicts[x])]
+    named, samples, exact = explain_backward(parts, places, usual, first.dtype, own, alone)
     if not named and by != usual:
-        other = explain_backward(parts, places, by, first.dtype, own)
+        other = explain_backward(parts, places, by, first.dtype, own, alone)
         named, samples, exact = other if other[0] else (named, samples, exact)
     rescaled: dict[str, list[Suspect]] = {}
     # Gradients of a kernel with another scale are those of another problem.
@@ -156,10 +158,11 @@ def explain_gradients(
     explained = dict(verdicts)
     for name in failed:
         verdict, problem = verdicts[name], parts[name].problem
+        fits = [] if name in alone else name_factors(problem, tidy_fits(verdict, "out"))
         suspects = (
             name_trivial(verdict)
             or rescaled.get(name)
-            or order_suspects(named.get(name, []), name_factors(problem, tidy_fits(verdict, "out")))
+            or order_suspects(named.get(name, []), fits)
             or name_factors(problem, find_factor(problem, samples[name], exact[name]))
             or name_factors(problem, _find_common_factor(problem, samples[name], profiles, verdict))
         )
@@ -177,7 +180,7 @@ def explain_gradients(
         if not suspects:
             about = problem, parts[name].numbers, samples[name]
             held = name_empty_rows(*about) or name_copies(*about, by, verdict.dtype)
-            if not held and samples[name].wrong.any():
+            if not held and samples[name].wrong.any() and name not in alone:
                 taken = problem, samples[name], usual, verdict.dtype
                 held = find_coarse(analyse_sample(*taken))
             suspects = held or name_seen([*verdict.remarks, *seen])
@@ -232,6 +235,13 @@ def _explain_rescaled(
         )
         found[name] = [x._replace(text=f"{x.text}, and {words}") for x in causes]
     return {x: y for x, y in found.items() if y}
+
+
+def _is_right_where_finite(numbers: Numbers, verdict: Verdict) -> bool:
+    """Tell whether all that failed is the bound, by NaN or infinity: other numbers are right."""
+    failed = {x.name for x in verdict.tests if x.adjusted <= verdict.alpha}
+    rows = (numbers.out(at[:-1])[at[-1]] for at, _ in verdict.rows)
+    return failed == {"bound"} and not any(np.all(np.isfinite(x)) for x in rows)
 
 
 def name_trivial(verdict: Verdict) -> list[Suspect]:

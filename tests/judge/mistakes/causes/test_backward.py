@@ -7,6 +7,7 @@ import pytest
 
 from refattn.judge.mistakes.causes.backward import shift_rows
 from refattn.judge.mistakes.causes.gradients import find_shift
+from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.verification import verify
 from tests.judge.mistakes.causes.kernels import (
     BF16,
@@ -274,6 +275,23 @@ def test_a_factor_of_a_gradient_beside_another_scale():
     text = verify(**arrays, profile="flash").parts["dk"].suspects[0].text
     assert "0.375" in text
     assert "the scale is used twice, and the scale is 1.5" in text
+
+
+@pytest.mark.parametrize("name", ["out", pytest.param("dq", marks=pytest.mark.long)])
+def test_a_single_nan_among_right_numbers_is_the_cause(name):
+    """The exact results, rounded once: by the law of float16 kernels some rows are far off."""
+    rng, to = np.random.default_rng(1), FORMATS["float16"]
+    q, k, v, g = (to.round(rng.standard_normal((2, 40, 16))) for _ in range(4))
+    p = np.exp(scores(q, k, 0.25))
+    p /= np.sum(p, -1, keepdims=True)
+    out = p @ v
+    s = p * (g @ v.mT - np.sum(g * out, -1, keepdims=True)) / 4
+    arrays = {"out": out, "dq": s @ k, "dk": s.mT @ q, "dv": p.mT @ g}
+    arrays = {x: to.round(y) for x, y in arrays.items()}
+    arrays[name][0, 7, 3] = np.nan
+    found = verify(q=q, k=k, v=v, d_out=g, **arrays, dtype="float16").parts
+    assert found[name].suspects[0].text.startswith("1 of 80 rows holds NaN"), found[name]
+    assert "row 7 (column 3)" in found[name].suspects[0].text
 
 
 @pytest.mark.long
