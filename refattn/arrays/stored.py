@@ -15,6 +15,7 @@ SCALES = {name: f"{name}_scale" for name in "qkv"}  # of the array, in files and
 TYPED = ("q", "k", "v", "out", "weights")  # what a type may be given of
 EIGHT_BITS = (INTEGER, "float8_e4m3fn", "float8_e5m2")
 NARROW = ("bfloat16", "float16")  # of which wider arrays may hold the numbers
+ONE_STRAY = 8  # one of so many rows, at most, is of another type than the others
 
 
 def list_types(dtype: Any, known: Collection[str]) -> dict[str, str]:
@@ -118,3 +119,9 @@ def mask_of_members(mask: Any, q: Any, k: Any, v: Any) -> Any:
             "(1, 1, n, m) or (batch, 1, 1, m)."
         )
     return mask[:, None, None, :]
+
+
+def holds_nearly_all(held: Any) -> bool:
+    """Tell whether all numbers of nearly all rows are held, of (..., rows, columns)."""
+    stray = ~held.all(-1)
+    return bool(ONE_STRAY * stray.sum() <= stray.size)

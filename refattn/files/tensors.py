@@ -21,6 +21,7 @@ from ..arrays.stored import (
     NARROW,
     SCALES,
     expand_scale,
+    holds_nearly_all,
     list_types,
     mask_of_members,
     storage_type,
@@ -345,7 +346,8 @@ def _check_numbers(name: str, x: Floats) -> None:
 def _assume_narrow(arrays: Mapping[str, Floats]) -> dict[str, str]:
     """Return types of arrays; where q is wider than out but holds such numbers, that of out.
 
-    If q, k, v and out are wide and hold only numbers of a narrower type, it is that of all.
+    If q, k, v and out are wide and hold only numbers of a narrower type, but for few rows of out,
+    it is that of all, or of all but out.
     """
     dtypes = {name: x.dtype.name for name, x in arrays.items()}
     given = {name: arrays[name] for name in ("q", "k", "v", "out") if name in arrays}
@@ -354,7 +356,8 @@ def _assume_narrow(arrays: Mapping[str, Floats]) -> dict[str, str]:
         with suppress(ValueError):  # ml_dtypes, which float32 does not need
             to = _number_type(name)
             held = {x: name for x, y in given.items() if _rounded_to(y, to)}
-            enough = len(held) == 4 and all(x.size for x in given.values())
+            few = {"out"} == {*given} - {*held} and _nearly_rounded_to(given["out"], to)
+            enough = len(held) + few == 4 and all(x.size for x in given.values())
             if "q" in held and (enough or not wide):
                 return dtypes | held
     return dtypes
@@ -364,6 +367,11 @@ def _rounded_to(x: Floats, number_type: np.dtype[Any]) -> bool:
     """Tell whether a wider array holds numbers of a type only."""
     wide = x.dtype.name in _WIDE and x.itemsize > number_type.itemsize
     return wide and _find_first(x, lambda block: ~_holds(number_type, block)) is None
+
+
+def _nearly_rounded_to(x: Floats, number_type: np.dtype[Any]) -> bool:
+    """Tell whether nearly all rows of a wider array hold numbers of a type only."""
+    return x.itemsize > number_type.itemsize and holds_nearly_all(_holds(number_type, x))
 
 
 def _types_by_array(arrays: Mapping[str, Floats], types: Mapping[str, str]) -> dict[str, str]:

@@ -148,7 +148,9 @@ def records(name, seen):
     if name == "compare":
         return seen["results"]
     if name == "verify":
-        return [seen | {"suspects": x} for x in seen["suspects"] or [{}]]
+        places = [{"row": dict(zip(("where", "p"), x, strict=True))} for x in seen["rows"]]
+        suspects = [{"suspects": x} for x in seen["suspects"] or [{}]]
+        return [seen | {"suspects": {}} | x for x in suspects + places]
     if name == "check":
         rest = {"status": "NOT TRIED"}
         others = [{"check": x, "reason": y, "finding": y} for x, y in seen["not_tried"].items()]

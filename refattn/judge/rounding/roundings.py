@@ -63,6 +63,15 @@ class Roundings(NamedTuple):
         return self.scores is None and self.weights is None
 
     @property
+    def has_known_digits(self) -> bool:
+        """Whether all but a trifle of the errors is of numbers whose digits are known.
+
+        Weights over the largest so far are not.
+        """
+        to = self.weights
+        return to is not None and self.normalised and self.accumulate.unit * _TRIFLE < to.unit
+
+    @property
     def of_log(self) -> bool:
         """Whether weights are e^(score - log normaliser), forward too."""
         return self.fine and self.delta_of_out

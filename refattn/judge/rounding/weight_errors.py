@@ -34,7 +34,13 @@ def relative_variance(
     variance = cap_variance(head, roundings, tile, i)
     if head.bias is not None or tile.is_sink:  # which is multiplied by log2 e
         variance += _times_square(unit, tile.scores)
-    variance += _times_square(half, gap)  # the difference to the maximum, that e^ is taken of
+    # The difference to the maximum, that e^ is taken of.
+    narrow = roundings.softmax.unit > roundings.accumulate.unit
+    variance += (
+        _times_square(1 / 12, roundings.softmax.spacing(gap))
+        if narrow
+        else _times_square(half, gap)
+    )
     exponential = (roundings.exp * roundings.accumulate.unit / 2) ** 2
     # Where the gap is 0, e^0 is always the same: its error is slack, not noise.
     variance += np.multiply(gap < 0, exponential, dtype=gap.dtype)
@@ -43,7 +49,7 @@ def relative_variance(
     if roundings.scores is not None:
         for number in _rounded_after_cap(head, tile):
             variance += _times_square(1 / 12, roundings.scores.spacing(number))
-    if roundings.softmax.unit > roundings.accumulate.unit:
+    if narrow:
         weight = np.exp(gap)
         step = roundings.softmax.spacing(weight) / np.where(weight > 0, weight, math.inf)
         # 1 is a number of every format, and what is rounded to 0 is off by itself, no more.

@@ -19,8 +19,9 @@ from ..rounding.covariance import covariance, flushed_along
 from ..rounding.head import SoftmaxHead, Tile
 from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
-from ..rounding.roundings import RowErrors
+from ..rounding.roundings import Roundings, RowErrors
 from ..rounding.saved import multiply_slope
+from .evidence import Known
 from .findings import Numbers
 
 NEARLY_ONE = 1 - 2.0**-20  # a share of a key beside which 1 less the share has lost its digits
@@ -92,6 +93,22 @@ def bound_along(
     changes = {x: SCORE_CHANGES[x] for x in names if x in SCORE_CHANGES}
     sweep(problem, dtype, profile, add, changes)
     return found
+
+
+def sum_factor(
+    problem: Problem,
+    index: Index,
+    i: slice,
+    rows: RowErrors,
+    numbers: Numbers,
+    roundings: Roundings,
+) -> Known:
+    """Sum the errors of some rows of a head along a factor of the output, with their variance."""
+    weights = rows.out / np.square(rows.std)
+    squares = np.add(*covariance(problem.head(index), roundings, i, rows, weights[:, :, None]))
+    errors, nearest = rows.errors(numbers.out(index)[i]), rows.errors(rows.nearest)
+    t, u, g = (np.sum(weights * x) for x in (errors, nearest, rows.out))
+    return Known(t, u, g, np.sum(np.abs(weights) * rows.slack), np.sum(squares))
 
 
 def explain_size(problem: Problem, name: str) -> Callable[[float, float], str]:

@@ -16,6 +16,7 @@ from ...arrays.stored import (
     NARROW,
     SCALES,
     expand_scale,
+    holds_nearly_all,
     list_types,
     storage_type,
 )
@@ -78,7 +79,8 @@ def assume_narrow(own: Mapping[str, str], arrays: Mapping[str, Doubles]) -> dict
     """Find wide arrays that hold only numbers of a narrow type, and give them that type.
 
     It is the type of the output if queries hold its numbers; keys and values get it where they hold
-    them, too. If the output is wide, all four must hold numbers of a narrow type.
+    them, too. If the output is wide, all four must hold numbers of a narrow type, but for few rows
+    of the output.
     """
     # Arrays that were computed in float32 have digits that a narrow type lacks, all but surely.
     wide = not is_narrow(own["out"])
@@ -87,7 +89,8 @@ def assume_narrow(own: Mapping[str, str], arrays: Mapping[str, Doubles]) -> dict
         held = {
             x: name
             for x, y in arrays.items()
-            if STORED[own[x]].digits > to.digits and np.all(to.holds(y))
+            if STORED[own[x]].digits > to.digits
+            and (np.all(to.holds(y)) or (x == "out" and holds_nearly_all(to.holds(y))))
         }
         enough = len(held) == len(arrays) and all(x.size for x in arrays.values())
         if "q" in held and (enough or not wide):

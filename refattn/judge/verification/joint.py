@@ -26,6 +26,7 @@ from ..rounding.covariance import covariance, distinct_columns
 from ..rounding.problems import Index, Problem
 from ..rounding.roundings import Roundings, RowErrors
 from ..rounding.softmax import analyse_softmax
+from .directions import SCORE_CHANGES
 from .evidence import log_chernoff, log_quadratic
 from .findings import Numbers, WrongRow
 from .z_scores import subtract_rounding
@@ -108,7 +109,8 @@ def _find_laws(
     along = np.eye(problem.shape[2])[:, columns]
     if problem.gradient is None:
         head, i = problem.head(index).take_queries(rows), slice(0, len(rows))
-        law = analyse_softmax(head, roundings, i)
+        # A scale that is off by its rounding is a part of what errors have in common.
+        law = analyse_softmax(head, roundings, i, {"scale": SCORE_CHANGES["scale"]})
         return law, np.add(*covariance(head, roundings, i, law, along))
     laws, covariances = [], []
     for i in (slice(x, x + 1) for x in rows.tolist()):

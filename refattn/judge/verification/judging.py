@@ -141,8 +141,7 @@ class _Case:
 
     def compare(self, names: Sequence[str]) -> None:
         """Compare some profiles."""
-        start = time.perf_counter()
-        chosen = {x: self.profiles[x] for x in names}
+        start, chosen = time.perf_counter(), {x: self.profiles[x] for x in names}
         some = choose_compared(self.problem)
         weights = self.weights.of_rows(some)
         self.fits = compare(some, self.numbers, self.dtype, chosen, weights, self.looks)
@@ -265,6 +264,14 @@ class _Case:
             add_unit(self.profiles, name)
         return names
 
+    def compare_units(self, names: Sequence[str]) -> None:
+        """Compare profiles with units, each with those that were compared before."""
+        found = {**self.fits}
+        for name in names:
+            self.compare([*(x for x in found if x not in names), name])
+            found[name] = self.fits[name]
+        self.fits = found
+
     def is_doubtful(self, name: str) -> bool:
         """Tell whether nothing is known by a profile that passes, or a tighter one is likelier."""
         fit = self.fits.get(name)
@@ -341,17 +348,12 @@ class _Case:
         )
 
     def _name_rows(self, best: ProfileTrial) -> tuple[tuple[tuple[Index, float], ...], bool]:
-        """Name wrong rows by the tightest profile that explains nearly all rows, or by this one.
-
-        Few wrong rows may make a looser profile likelier, by which they are not wrong one by one.
-        """
-        fits = ((x, self.fits[x]) for x in self.profiles if x in self.fits)
-        tightest = next((x for x, y in fits if y.explains), best.profile)
-        if tightest != best.profile:
-            trial = self.trials.get(tightest) or self.attempt(tightest, whole=False)
-            named, more = _name_wrong(trial, self.alpha)
-            if 0 < len(named) <= trial.rows / _ONE_OF_ROWS and not more:
-                return named, more
+        """Name wrong rows by the likeliest profile that explains nearly all, or by this one."""
+        likeliest = next((x for x, y in self.fits.items() if y.explains), best.profile)
+        trial = self.trials.get(likeliest) or self.attempt(likeliest, whole=False)
+        named, more = _name_wrong(trial, self.alpha)
+        if 0 < len(named) <= trial.rows / _ONE_OF_ROWS and not more:
+            return named, more
         return _name_wrong(best, self.alpha)
 
     def _list_blind(self, profile: Profile) -> list[str]:
@@ -400,7 +402,8 @@ def _judge_one(part: Part, asked: _Asked, backward: str | None = None) -> Verdic
     names = [x for x in case.fits if may_be_one(x, backward)]
     found = next((x for x in names if not case.rejects(x)), None)
     if asked.hardware is None and (found is None or case.is_doubtful(found)):
-        units = (x for x in case.add_units() if may_be_one(x, backward))
+        units = [x for x in case.add_units() if may_be_one(x, backward)]
+        case.compare_units(units)
         found = next((x for x in units if not case.rejects(x)), found)
     if found is None:  # with inputs as they are, sizes of defects are right
         as_they_are = (x for x in names if case.profiles[x].inputs is None)
@@ -491,7 +494,6 @@ def _judge_gradients(
         case.compare(left)
         likely = [x for x in left if case.fits[x].against <= _UNLIKELY]
         left = [x for x in likely if not case.is_out(x)] or left
-
     # The part that rules out most profiles is asked first: the others are spared their trials.
     every, names = names, [x for x in names if may_be_one(forward, x)]
     worst_first = sorted(cases.values(), key=lambda x: -sum(map(x.is_out, names)))

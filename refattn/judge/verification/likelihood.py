@@ -39,6 +39,7 @@ from ...arrays.library import Doubles
 from ...arrays.threads import for_each
 from ..rounding.covariance import distinct_columns, spared_variance
 from ..rounding.formats import Format
+from ..rounding.hardware import allow
 from ..rounding.head import CACHED_PAIRS, SoftmaxHead, scan_tiles, score_tile
 from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
@@ -104,10 +105,12 @@ class _Law(NamedTuple):
         errors: Doubles,
         directions: Doubles,
         find: Callable[[], tuple[Doubles, Doubles]],
+        common: Doubles | float = 0.0,
     ) -> _Law:
         """Find the law of the errors of rows, with what finds their covariances along directions.
 
-        These are in two parts, of which the second is what columns have of their own.
+        These are in two parts, of which the second is what columns have of their own. Of each row
+        the part of what errors may have in common, at most 1, is subtracted that is nearest.
         """
         known = np.all(np.isfinite(rows.std) & np.isfinite(errors), -1)
         squares, weights = np.full((2, len(errors), directions.shape[1]), math.nan)
@@ -124,9 +127,13 @@ class _Law(NamedTuple):
             half = np.linalg.solve(root, together / both)
             whole = np.linalg.solve(root, np.swapaxes(half, -1, -2))
             values, vectors = np.linalg.eigh((whole + np.swapaxes(whole, -1, -2)) / 2)
-            moved = np.linalg.solve(root, (errors[known] @ directions / size)[:, :, None])
-            squares[known] = np.square(np.swapaxes(vectors, -1, -2) @ moved)[..., 0]
-            weights[known] = np.maximum(values, 0.0)
+            weights[known] = values = np.maximum(values, 0.0)
+            both = np.stack(np.broadcast_arrays(errors, common), -1)[known]
+            moved = np.linalg.solve(root, directions.T @ both / size[:, :, None])
+            off, shared = np.moveaxis(np.swapaxes(vectors, -1, -2) @ moved, -1, 0)
+            part, whole = (np.sum(shared * x / (1 + values), -1) for x in (off, shared))
+            part = np.clip(part / np.where(whole > 0, whole, 1.0), -1.0, 1.0)
+            squares[known] = np.square(off - part[:, None] * shared)
             of_roots = np.log(np.diagonal(root, axis1=1, axis2=2))
             logs[known] = np.sum(of_roots + np.log(size), -1)
         return cls(squares, weights, logs)
@@ -248,35 +255,41 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
 
         square, logs, near = fit(rows.std)
         least, shares = np.minimum(_mean(near), _LEAST**2), np.ones(len(error))
+        if problem.is_mean:
+            spared, whole = spared_variance(read.head(index), roundings, i, rows)
+            rest = _LEAST**2 * np.maximum(1 - spared / np.square(rows.std), 0.0)
+            least = np.minimum(least, _mean(np.minimum(near, rest)))
+            if roundings.has_known_digits and not whole.any():
+                least = _find_known_factors(_mean(near), seen)
+            left = np.where(whole > 0, 1 - spared / np.where(whole > 0, whole, 1.0), 1.0)
+            shares = np.min(np.maximum(left, 0.0), -1, initial=1.0)
+        elif joint and (roundings.maximum or has_twins(problem, index, roundings)):
+            shares *= 0.0
         still: tuple[Any, ...] = square, logs, least
         if joint:
             along = directions(index)
             find = partial(find_covariance, read, index, roundings, i, rows, along)
             law = still_law = _Law.of(rows, error, along, find)
+            if roundings.unit is not None:  # what it cuts is known but for a part
+                shift = allow(roundings.unit, np.broadcast_to(rows.shift, error.shape))
+                still_law = _Law.of(rows, error, along, find, shift)
         if problem.is_mean and roundings.scores is not None:
             unmoved = _find_unmoved(read.head(index), i, roundings.scores, rows.lse)[:, None]
             if unmoved.any():
                 others = read.analyse(index, roundings._replace(scores=None), i)
-                still = fit(np.where(unmoved, others.std, rows.std))
-                still = (*still[:2], np.minimum(_mean(still[2]), _LEAST**2))
-                if joint:
+                square_of, logs_of, near_of = fit(np.where(unmoved, others.std, rows.std))
+                least_of = np.minimum(_mean(near_of), _LEAST**2)
+                still = square_of, logs_of, np.where(unmoved[:, 0], least_of, least)
+                if still_law is not None:
                     exact = roundings._replace(scores=None)
                     find = partial(find_covariance, read, index, exact, i, others, along)
                     other = _Law.of(others, error, along, find)
-                    still_law = law.where(unmoved[:, 0], other)
+                    still_law = still_law.where(unmoved[:, 0], other)
         if joint and roundings.maximum:  # of its derivative less may be left, as if D cancelled it
             exact = roundings._replace(maximum=False, delta_of_out=False)
             others = read.analyse(index, exact, i)
             find = partial(find_covariance, read, index, exact, i, others, along)
             still_law = _Law.of(others, error, along, find)
-        if problem.is_mean:
-            spared, whole = spared_variance(read.head(index), roundings, i, rows)
-            rest = _LEAST**2 * np.maximum(1 - spared / np.square(rows.std), 0.0)
-            least = np.minimum(least, _mean(np.minimum(near, rest)))
-            left = np.where(whole > 0, 1 - spared / np.where(whole > 0, whole, 1.0), 1.0)
-            shares = np.min(np.maximum(left, 0.0), -1, initial=1.0)
-        elif joint and (roundings.maximum or has_twins(problem, index, roundings)):
-            shares *= 0.0
         tested = np.square(np.where(known, subtract_rounding(error, rows) / rows.worst, math.nan))
         tested = np.where(within, _mean(tested), math.inf)
         if numbers.lse is not None and problem.is_mean:
@@ -333,19 +346,25 @@ def _weigh(
     one = np.ones(len(mine.least))
     if mine.usual.size and theirs.usual.size:
         ratio = theirs.usual - (mine.best if surely else mine.usual)
-        return _sum_ratios(np.where(np.isnan(ratio), 0.0, ratio), mine, theirs, doubt)
+        return _sum_ratios(np.where(np.isnan(ratio), 0.0, ratio), mine, theirs, doubt, surely)
     ratio = _log_ratios(
         theirs, mine.squares, mine.logs, *((mine.least, mine.most) if surely else (one, one))
     )
     if surely:
         still = mine.still_squares, mine.still_logs, mine.still_least, mine.most
         ratio = np.minimum(ratio, _log_ratios(theirs, *still))
-    return _sum_ratios(ratio, mine, theirs, doubt)
+    return _sum_ratios(ratio, mine, theirs, doubt, surely)
 
 
-def _sum_ratios(ratio: Doubles, mine: ProfileSample, theirs: ProfileSample, doubt: float) -> float:
-    """Sum over rows, of which each may be wrong."""
+def _sum_ratios(
+    ratio: Doubles, mine: ProfileSample, theirs: ProfileSample, doubt: float, surely: bool
+) -> float:
+    """Sum over rows, of which each may be wrong: it speaks for a profile as little as against it.
+
+    A test must count all that speaks against a profile; what is likeliest is told without.
+    """
     ratio = np.logaddexp(math.log1p(-doubt) + ratio, math.log(doubt))
+    ratio = ratio if surely else np.minimum(ratio, -math.log(doubt))
     return float(np.sum(np.minimum(mine.units, theirs.units) * ratio))
 
 
@@ -358,6 +377,16 @@ def _log_ratios(
     bet = _mean(np.where(both, -theirs.squares / 2 - theirs.logs + logs, math.nan))
     square = np.maximum(np.clip(own, least, most), _TINY)
     return np.where(np.any(both, -1), bet + (own / square + np.log(square)) / 2, 0.0)
+
+
+def _find_known_factors(near: Doubles, seen: npt.NDArray[np.bool_]) -> Doubles:
+    """Find the least factors of rows of which the spacings of all that is rounded are known.
+
+    What roundings to nearest leave is 1 on average, where digits are as random as they seem; in
+    rows where they leave less than the most favourable digits the factor is less.
+    """
+    usual = min(float(np.mean(near[seen])), 1.0) if seen.any() else 0.0
+    return usual * np.minimum(near / _LEAST**2, 1.0)
 
 
 def _find_unmoved(head: SoftmaxHead, i: slice, to: Format, lse: Doubles) -> npt.NDArray[np.bool_]:

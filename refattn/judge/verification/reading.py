@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ...arrays import checks, qkv
 from ...arrays.library import Doubles
-from ...arrays.stored import NARROW
+from ...arrays.stored import NARROW, ONE_STRAY
 from ...engine.scores import Band
 from ...features import elu_features
 from ...files.tensors import Tensors
@@ -39,7 +39,6 @@ from .findings import Numbers, Part
 from .inputs import type_of_states, unlimited, widest
 
 _BACKWARD = ("dq", "dk", "dv")
-_ONE_STRAY = 8  # one of so many rows, at most, is of another type
 _ROWS_OF_TYPE, _HEADS_OF_TYPE = 64, 4  # rows that tell the type, and their heads
 _MOVED = 2.0**-18  # of a number, that roundings of float32 do not move it by
 _KINDS = {"exact": "scores", "random-features": "frequencies", "feature-map": "map"}
@@ -281,7 +280,7 @@ def _settle_type(problem: Problem, out: Callable[[Index], Doubles], stored: str)
         stray = np.zeros((math.prod(problem.lead), problem.shape[0]), bool)
         for index in np.ndindex(problem.lead):
             stray[problem.number(index)] = ~np.all(FORMATS[name].holds(out(index)), -1)
-            if _ONE_STRAY * np.sum(stray) > stray.size:
+            if ONE_STRAY * np.sum(stray) > stray.size:
                 break
         else:
             if _are_rounded(problem, out, np.argwhere(~stray)):

@@ -17,7 +17,15 @@ from ..rounding.covariance import bound_covariance
 from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
 from ..rounding.roundings import WORST, Roundings
-from .directions import PLAIN_DIRECTIONS, bound_along, explain_size, give_error, list_changes
+from .directions import (
+    PLAIN_DIRECTIONS,
+    SCORE_CHANGES,
+    bound_along,
+    explain_size,
+    give_error,
+    list_changes,
+    sum_factor,
+)
 from .evidence import (
     Estimate,
     Evidence,
@@ -38,6 +46,8 @@ _LOUD_SIZES, _LOUD_TILES = (16, 64), 2  # tiles that are tried again, the loudes
 _MOST_OF_A_WEIGHT = 1.5  # more than that is no missing key
 _NEEDS_NO_OTHER = -100.0  # log of a p-value beside which no other test counts
 _LOUD = 1.2  # mean square of z from which on
+_FACTOR_SIZES, _FACTOR_TILES = (1, 4, 16, 64), 2  # tiles whose factors are tried, likewise
+_LOUD_FACTOR = 4.0  # standard deviations, if columns were independent, from which on
 
 
 def attempt(
@@ -89,6 +99,7 @@ def attempt(
             directions = list(_test_directions(errors))
     if problem.is_mean:
         directions += [*_test_keys(errors), *_test_tiles(errors)]
+        directions += _test_loud_factors(errors, problem.read_by(profile), roundings)
         if min((x.log_p for x in (*raw, *directions)), default=0.0) >= look.enough:
             raw += _test_loud_tiles(errors, problem.read_by(profile), roundings)
     about = problem.read_by(profile), numbers, roundings, squares, errors.peak
@@ -273,7 +284,7 @@ def _test_loud_tiles(
                 continue
             index = problem.index_of(head)
             i = slice(tile * size, (tile + 1) * size)
-            rows = problem.analyse(index, roundings, i)
+            rows = problem.analyse(index, roundings, i, {"scale": SCORE_CHANGES["scale"]})
             if not np.all(np.isfinite(rows.worst)):  # a law in a large block of rows, none in this
                 continue
             covariance = bound_covariance(problem.head(index), roundings, i, rows)
@@ -352,6 +363,45 @@ def _test_tiles(errors: HeadSums) -> Iterator[_Outcome]:
         tried.append(_Outcome("factor of a tile", *test, explained))
     if tried:
         best = max(tried, key=lambda x: x.explained)
+        yield best._replace(log_p=_correct_for_tries(best.log_p, count))
+
+
+def _test_loud_factors(
+    errors: HeadSums, problem: Problem, roundings: Roundings
+) -> Iterator[_Outcome]:
+    """Test a factor on few rows again where it explains most, by the variance of their sum."""
+    # Signs of few rows are no evidence, however large their errors are: their variances are.
+    sums, n = errors.sums["factor"], errors.square.shape[1]
+    whole = (errors.counted == problem.shape[2]) & (errors.weights == 1)
+    tried: list[_Outcome] = []
+    count = 0
+    for size in (x for x in _FACTOR_SIZES if x < max(n, 2)):
+        t, g, full = (np.sum(_cut_tiles(x * whole, size), -1) for x in (sums.errors, sums.size, 1))
+        z = np.where(full > 0, np.abs(t) / np.sqrt(np.where(g > 0, g, math.inf)), 0.0)
+        count += int(np.sum(full > 0))
+        for at in np.argsort(-z, axis=None)[:_FACTOR_TILES].tolist():
+            head, tile = (int(x) for x in np.unravel_index(at, z.shape))
+            i = slice(tile * size, min(n, (tile + 1) * size))
+            if z[head, tile] < _LOUD_FACTOR or not np.all(whole[head, i]):
+                continue
+            index = problem.index_of(head)
+            # Errors of a scale are the same for all: a part of the slack, where they are known.
+            rows = problem.analyse(index, roundings, i, {"scale": SCORE_CHANGES["scale"]})
+            if not np.all(np.isfinite(rows.worst)):
+                continue
+            known = sum_factor(problem, index, i, rows, errors.numbers, roundings)
+            tested = known.test()
+            words = explain_size(problem, "factor")(float(tested.value), float(tested.error))
+            words += f", {_name_tile(problem, head, i.start, i.stop)}"
+            explained = float(tested.value**2 * known.g)
+            numbers = (float(x) for x in (tested.statistic, tested.value, tested.error))
+            statistic, value, error = numbers
+            log_p = float(tested.log_p)
+            tried.append(
+                _Outcome("factor of few rows", log_p, statistic, words, value, error, explained)
+            )
+    if tried:
+        best = min(tried, key=lambda x: x.log_p)
         yield best._replace(log_p=_correct_for_tries(best.log_p, count))
 
 

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...arrays.shown import held
 from ...arrays.tables import Column, Table
@@ -40,6 +40,7 @@ _NUMBER = re.compile(r"-?\d[\d.]*(e[-+]?\d+)?( ± \S+)?")
 _NEARLY_ALL = 0.99  # of the error
 _CAUSES, _REMARKS = 2, 3  # that are written without `verbose`
 _OF_SIZES = ("bound", "largest z", "mean square", "likelihood")
+_OF_ROW = ("where", "p")
 _OF_PLACES = ("mean square of tiles", "mean square of heads")
 
 
@@ -147,11 +148,16 @@ class Verdict(NamedTuple):
         return to_json(self, indent=1)
 
     def tables(self) -> tuple[Table]:
-        """Return one row for each suspect of each part, or one for a part without suspects."""
-        parts = [portable(x) for x in self.parts.values()] or [portable(self)]
-        rows = [x | {"suspects": y} for x in parts for y in x["suspects"] or [None]]
+        """Return a row for each suspect of each part, or one for a part without, and wrong rows."""
+        rows: list[dict[str, Any]] = []
+        for x in [portable(x) for x in self.parts.values()] or [portable(self)]:
+            rows += [x | {"suspects": y} for y in x["suspects"] or [None]]
+            rows += [
+                x | {"suspects": None, "row": dict(zip(_OF_ROW, y, strict=True))} for y in x["rows"]
+            ]
         names = ["of", "verdict", "profile", "dtype", "out_dtype", "alpha", "known", "seconds"]
         names += [f"z.{x}" for x in Z._fields] + [f"suspects.{x}" for x in Suspect._fields]
+        names += [f"row.{x}" for x in _OF_ROW]
         return (Table("verdict", rows, [Column(x, None) for x in names]),)
 
     def accept(self, stacklevel: int = 2) -> None:

@@ -132,7 +132,9 @@ def row(case, kernel, i):
     for x in keys:
         x.gap = x.score - top
         x.weight, x.p = math.exp(x.gap), math.exp(x.score - lse)
-        x.variance += BENFORD * h * h * x.gap**2  # the difference to the maximum
+        # The difference to the maximum, of which the digits are known if it is narrow.
+        narrow = uniform(step(kernel.softmax, x.gap))
+        x.variance += narrow if h > u else BENFORD * h * h * x.gap**2
         if x.gap < 0:
             x.variance += (kernel.exp * u / 2) ** 2
             if h > u:

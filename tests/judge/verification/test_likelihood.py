@@ -19,7 +19,7 @@ from refattn.judge.verification.choice import (
 )
 from refattn.judge.verification.findings import Numbers
 from refattn.judge.verification.likelihood import compare
-from tests.judge.rounding.rounded import made, of_heads
+from tests.judge.rounding.rounded import interval, made, of_heads
 from tests.judge.verification.test_verdict import BF16, SOME, judged, run, sample
 
 NAMES = ("flash", "eager", "eager-narrow")
@@ -278,3 +278,55 @@ def test_an_output_of_which_little_is_known_takes_the_family_of_the_gradients(on
     found = verify(q=q, k=k, v=v, d_out=g, dtype="bfloat16", **made(one, q, k, v, g, "bfloat16"))
     assert found.verdict != "FAIL", str(found)
     assert may_be_one(found.parts["out"].profile, found.parts["dq"].profile)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.usefixtures("verdict_alone")
+def test_few_rows_are_no_reason_for_a_softmax_in_steps_that_are_rounded(dtype):
+    """Of eager: the law of eager-narrow, whose digits are known, is wider than all other rows."""
+    rng, to = np.random.default_rng(16), FORMATS[dtype]
+    q, k, v = (to.round(rng.standard_normal((2, x, 32))) for x in (96, 128, 128))
+    out, _ = of_heads("eager", q, k, v, dtype)
+    off = 1 + 4.0 / 2**to.digits
+    out[1, 40:42] = to.round(off * out[1, 40:42])
+    given = {"q": q, "k": k, "v": v, "out": out, "dtype": dtype}
+    assert verify(**given, profile="eager-narrow").verdict == "PASS"
+    found = verify(**given)
+    assert (found.verdict, {x for x, _ in found.rows} <= {(1, 40), (1, 41)}) == ("FAIL", True)
+    assert found.rows
+
+
+@pytest.mark.parametrize("name", ["eager", "eager-narrow", "upcast"])
+def test_errors_of_known_digits_are_as_large_as_their_law_says(name):
+    """Their mean square is 1 within 1e-9 of chance, so that much smaller ones are another's."""
+    q, k, v = (BF16(np.random.default_rng(17 + x).standard_normal((2, 96, 32))) for x in range(3))
+    numbers = Numbers(of_heads(name, q, k, v, "bfloat16")[0].__getitem__, "bfloat16")
+    looks, names = {}, {x: PROFILES[x]._replace(out="bfloat16") for x in (name, "math")}
+    compare(pose_arrays(q, k, v), numbers, "bfloat16", names, looks=looks)
+    found = looks[names[name]]
+    low, high = interval(len(found.squares))
+    assert low < np.mean(found.joint.squares / (1 + found.joint.weights)) < high
+    assert np.all((found.least > 0.25) & (found.least <= 1))
+    assert np.median(found.least) > 0.9
+
+
+def test_profiles_with_units_have_the_others_beside_them():
+    """All rows but few are as in float32: products that are split in three lose more."""
+    q, k, v = (np.random.default_rng(20 + x).standard_normal((2, 64, 32)) for x in range(3))
+    q, k, v = (x.astype(np.float32) for x in (q, k, v))
+    out = of_heads("math", q, k, v, "float32")[0].astype(np.float32)
+    out[1, 20:28] += 8 * np.spacing(np.abs(out[1, 20:28]))
+    found = verify(q=q, k=k, v=v, out=out, profile=("math", "flash"))
+    assert found.verdict == "FAIL"
+    assert found.trials["flash@hopper"] < found.alpha
+
+
+def test_what_wrong_rows_say_is_no_more_than_what_a_right_row_says():
+    """Of the likeliest profile: 10 wrong rows of 96 fit another, and all others this one."""
+    draw = np.random.default_rng(18).standard_normal
+    q, k, v = (BF16(draw((1, x, 32))) for x in (96, 128, 128))
+    out, _ = of_heads("eager", q, k, v, "bfloat16")
+    out[0, :10] = BF16(out[0, :10] * (1 + 2.0**-5))
+    numbers = Numbers(out.__getitem__, "bfloat16")
+    fits = compare(pose_arrays(q, k, v), numbers, "bfloat16", {x: PROFILES[x] for x in NAMES})
+    assert next(iter(fits)) == "eager"

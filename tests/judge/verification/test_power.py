@@ -12,9 +12,10 @@ from scipy import stats
 
 from refattn import naive
 from refattn.judge.rounding import PROFILES, problems
+from refattn.judge.rounding.covariance import bound_covariance
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.verification import trial
-from refattn.judge.verification.directions import SCORE_CHANGES, list_tangents
+from refattn.judge.verification.directions import SCORE_CHANGES, list_tangents, sum_factor
 from refattn.judge.verification.evidence import Evidence
 from refattn.judge.verification.findings import Numbers
 from refattn.judge.verification.looks import Look
@@ -22,6 +23,8 @@ from refattn.judge.verification.trial import attempt
 
 ALARM = 1e-9
 ALPHA = 1e-6
+ALL = slice(0, 64)
+CHANGES = {"scale": SCORE_CHANGES["scale"]}
 
 
 def of_arrays(seed, heads, n, m, d=3, **options):
@@ -60,6 +63,29 @@ def test_a_defect_of_the_detectable_size_is_seen_half_of_the_times(name, seed):
     assert 0.2 < chance < 0.5
     least, most = (stats.binom.ppf(x, draws, chance) for x in (ALARM / 2, 1 - ALARM / 2))
     assert least <= seen <= most
+
+
+@pytest.mark.parametrize("name", ["math", "eager"])
+def test_a_factor_of_few_rows_is_seen_by_the_variance_of_their_sum(name):
+    """The signs of four rows are no evidence, but nine standard deviations of their sum are."""
+    profile, at = PROFILES[name]._replace(out=None), slice(44, 48)
+    _, problem, _ = of_arrays(5, 2, 64, 40)
+    rows = problem.analyse((1,), profile.roundings("bfloat16"), at, CHANGES)
+    out = np.stack([problem.analyse((h,), profile.roundings("bfloat16"), ALL).out for h in (0, 1)])
+    about = problem, (1,), at, rows
+    known = sum_factor(*about, Numbers(out.__getitem__, "float32"), profile.roundings("bfloat16"))
+    weights = rows.out / np.square(rows.std)
+    covariances = bound_covariance(problem.head((1,)), profile.roundings("bfloat16"), at, rows)
+    expected = np.einsum("ic,icd,id", weights, covariances, weights)
+    assert (known.t, known.variance) == (0, pytest.approx(expected))
+    size = (9 * math.sqrt(known.variance) + known.slack) / known.g
+    found = {}
+    for number, factor in enumerate((0, size)):
+        wrong = out.copy()
+        wrong[1, at] *= 1 + factor
+        found[number] = {x.name: x.adjusted for x in tried(problem, profile, wrong).tests}
+    assert found[0].get("factor of few rows", 1.0) == 1.0
+    assert found[1]["factor of few rows"] < ALPHA < found[1]["factor of a tile"]
 
 
 def draws_of_squares(rng, heads, n, columns=1):

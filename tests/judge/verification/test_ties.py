@@ -3,8 +3,12 @@
 import numpy as np
 import pytest
 
-from refattn.judge.rounding import covariance, softmax
+from refattn.judge.rounding import PROFILES, covariance, softmax
+from refattn.judge.rounding.covariance import spared_variance
 from refattn.judge.rounding.formats import FORMATS
+from refattn.judge.rounding.head import scan_tile
+from refattn.judge.rounding.problems import pose_arrays
+from refattn.judge.rounding.weight_errors import relative_variance
 from refattn.judge.verification import verify
 from tests.judge.rounding.rounded import of_heads
 from tests.judge.verification.test_verdict import BF16
@@ -147,11 +151,20 @@ def test_weights_that_are_equal_and_exact_are_no_evidence_against_a_profile(copi
     assert (found.verdict, found.by) == ("PASS", "eager")
 
 
-def test_scores_that_are_equal_are_no_evidence_against_a_profile():
-    """Of keys that are 0, 1 or -1, which differ."""
-    rng, to = np.random.default_rng(10), FORMATS["bfloat16"].round
-    q, k = (rng.integers(-1, 2, (1, x, 16)) * 1.0 for x in (96, 64))
-    v = to(rng.standard_normal((1, 64, 16)))
-    out, _ = of_heads("eager", 4 * q, k, v, "bfloat16")
-    found = verify(q=4 * q, k=k, v=v, out=out, dtype="bfloat16")
-    assert found.verdict != "FAIL"
+def test_keys_with_equal_scores_may_be_spared_all_of_their_variance():
+    """Of keys that are 0, 1 or -1, which differ: their roundings may be one, or none."""
+    rng, roundings = np.random.default_rng(10), PROFILES["eager"].roundings("bfloat16")
+    q, k = (rng.integers(-1, 2, (1, x, 16)) * 1.0 for x in (5, 24))
+    v = rng.standard_normal((1, 24, 3))
+    head, i = (problem := pose_arrays(q, k, v)).head((0,)), slice(0, 5)
+    spared, whole = spared_variance(head, roundings, i, problem.analyse((0,), roundings, i))
+    scores = q[0] @ k[0].T
+    alone = np.sum(scores[:, :, None] == scores[:, None, :], -1) == 1
+    tile = scan_tile(head, i, slice(0, 24))
+    gap = tile.scores - tile.scores.max(-1, keepdims=True)
+    p = np.exp(gap) / np.exp(gap).sum(-1, keepdims=True)
+    variance = np.square(roundings.weights.spacing(p)) / 12
+    variance += p * p * relative_variance(head, roundings, tile, i, gap)
+    assert 0 < alone.sum() < alone.size
+    np.testing.assert_allclose(whole, variance @ np.square(v[0]), rtol=1e-9)
+    np.testing.assert_allclose(whole - spared, (variance * alone) @ np.square(v[0]), atol=1e-12)

@@ -228,7 +228,8 @@ def test_a_trial_number_by_number(causal, softcap, name, monkeypatch):
     monkeypatch.setattr(trial, "_keep_telling", list)
     monkeypatch.setattr(trial, "is_doubtful", lambda *_: True)
     monkeypatch.setattr(trial, "_NEEDS_NO_OTHER", -math.inf)
-    monkeypatch.setattr(trial, "_test_rows", lambda *_: [])  # which has tests of its own
+    for other in ("_test_rows", "_test_loud_factors"):  # which have tests of their own
+        monkeypatch.setattr(trial, other, lambda *_: [])
     tried = given.tried(alpha=0.999)
     p, told, sums = expected(given)
     of_trial = {x.name: x.p_value for x in tried.tests if x.name != "row"}  # see test_joint

@@ -346,6 +346,16 @@ def test_few_wrong_rows_that_were_not_rounded_fail(tmp_path):
     assert any("queries 70 to 85: numbers that bfloat16 does not have" in x for x in found.remarks)
 
 
+@pytest.mark.parametrize("factor", [1 + 2.0**-18, 1 + 2.0**-6])
+def test_rows_that_were_not_rounded_are_named_where_all_arrays_are_wide(factor, tmp_path):
+    """Arrays of float32 that hold the numbers of bfloat16, but for few rows of the output."""
+    given = in_float32(range(70, 86), factor)
+    given |= {x: np.asarray(given[x], np.float32) for x in "qkv"}
+    found = judge_both(given, tmp_path)
+    assert (found.verdict == "PASS", found.dtype) == (factor < 1.001, "bfloat16")
+    assert any("queries 70 to 85: numbers that bfloat16 does not have" in x for x in found.remarks)
+
+
 @pytest.mark.parametrize("size", [1.0, 1e4])
 def test_an_output_that_was_not_rounded_has_its_own_type(size, tmp_path):
     """Where scores are large, nearly all rows are those of one key: numbers of a narrow type."""
