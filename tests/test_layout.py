@@ -43,7 +43,7 @@ TABLE = {
     "compare": "adapt attention files moments registry sampling theory",
     "judge": "",
     "judge.stats": "",
-    "judge.rounding": "certified engine",
+    "judge.rounding": "certified engine naive numbers",
     "judge.mistakes": "engine features judge.rounding judge.stats judge.verification naive "
     "registry",
     "judge.verification": "engine features files judge.mistakes judge.rounding judge.stats "

@@ -67,7 +67,7 @@ class Problem(NamedTuple):
     window: tuple[int | None, int | None]
     softcap: float | None
     feature_map: Callable[[Any], Any] | None = None
-    kind: str = "scores"  # what weights are made of, or "frequencies", "map" or "recurrent"
+    kind: str = "scores"  # what weights are made of, or "frequencies", "map", "recurrent", "text"
     gradient: Gradient | None = None
     has_sinks: bool = False
     key_heads: int | None = None  # heads of keys where query heads share these in groups
@@ -77,6 +77,7 @@ class Problem(NamedTuple):
     record: str = ""  # name of a recurrence
     of: str = "out"  # what a recurrence gives: that, its last state or a gradient
     kept: str = ""  # type of the states that a recurrence was given or gave, if there is one
+    derived: Callable[..., tuple[RowErrors, Doubles]] | None = None  # laws of rows, by a text
 
     @property
     def called(self) -> str:
@@ -91,9 +92,8 @@ class Problem(NamedTuple):
     @property
     def result(self) -> str:
         """What the result is called."""
-        if self.of != "out":
-            return "the last state" if self.of == "state" else self.of
-        return "the output" if self.gradient is None else self.gradient.of
+        named = self.of if self.gradient is None else self.gradient.of
+        return {"out": "the output", "state": "the last state"}.get(named, named)
 
     @property
     def first(self) -> Mapping[str, Any]:
@@ -128,6 +128,8 @@ class Problem(NamedTuple):
         if self.gradient is not None:
             saved = self.gradient.saved(index, roundings)
             return analyse_gradient(saved, roundings, self.gradient.of, i)
+        if self.derived is not None:
+            return self.derived(self, index, roundings, i)[0]
         if self.kind == "scores":
             return analyse_softmax(self.head(index), roundings, i, changes, exact)
         if self.kind == "recurrent":
@@ -142,8 +144,7 @@ class Problem(NamedTuple):
         """Compute the exact result of scores, or of a gradient by one in so many tokens."""
         if self.gradient is None:
             return exact_rows(self.head(index), i)
-        saved = self.gradient.saved(index, roundings)
-        return exact_gradient(saved, self.gradient.of, i, thin)
+        return exact_gradient(self.gradient.saved(index, roundings), self.gradient.of, i, thin)
 
     def list_sources(self, index: Index, roundings: Roundings, i: slice) -> list[Doubles]:
         """List what makes rows: queries, with the derivatives to outputs, or keys and values."""
@@ -265,8 +266,7 @@ class Problem(NamedTuple):
         """Name each option that was given, with the problem that is left without it."""
         if self.softcap is not None:
             yield "soft cap", self._replace(softcap=None)
-        given = (name for name in ("bias", "mask") if name in self.first)
-        yield from ((name, self.without(name)) for name in given)
+        yield from ((x, self.without(x)) for x in ("bias", "mask") if x in self.first)
         if self.has_sinks:
             yield "sinks", self.without("sinks")
         if self.causal:
@@ -400,8 +400,8 @@ def pose_gradients(
     The derivatives `d_out` must be numbers of the type, as those that a kernel was given.
     """
     if problem.kind != "scores":
-        got = CALLED[problem.kind]
-        raise ValueError(f"gradients are judged for softmax and recurrences only, got {got}.")
+        only = "gradients are judged for softmax and recurrences only"
+        raise ValueError(f"{only}, got {problem.called}.")
     for index in np.ndindex(problem.lead):
         check_all_hold("d_out", d_out(index), index, dtype)
 

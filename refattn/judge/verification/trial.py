@@ -28,7 +28,7 @@ from .evidence import (
 )
 from .findings import Find, Finding, Numbers, ProfileTrial, Suspect, WrongRow, Z
 from .head_sums import ONE_PERCENT, HeadSums
-from .joint import find_wrong
+from .joint import find_wrong, knows_columns
 from .looks import Look, choose_loud
 from .z_scores import BEYOND
 
@@ -94,7 +94,7 @@ def attempt(
     about = problem.read_by(profile), numbers, roundings, squares, errors.peak
     find: Find = cache(partial(find_wrong, *about, errors.over > BEYOND))
     smallest = min((x.log_p for x in (*raw, *directions)), default=0.0)
-    if problem.kind == "scores" and smallest >= _NEEDS_NO_OTHER:
+    if knows_columns(problem) and smallest >= _NEEDS_NO_OTHER:
         raw += _test_rows(find(-math.inf)[0], count)
     # All tests of a profile share alpha. A p-value of e^-700 is as good as 0, and not 0 in float64.
     adjusted = stats.holm([math.exp(max(x.log_p, -700.0)) for x in (*raw, *directions)])

@@ -82,6 +82,8 @@ def explain(
         roundings = by.roundings(verdict.dtype)
         named = explain_states(problem, numbers, roundings)
         return verdict._replace(suspects=[*named, *fits])
+    if problem.derived is not None:
+        return verdict._replace(suspects=fits)
     if problem.kind != "scores":
         # Features have no scores: where products are positive, their logarithms stand for these.
         found = list(_explain_features(problem, numbers, profiles, verdict))
