@@ -113,7 +113,7 @@ def profiles_of_kind(kind: str, dtype: str, kept: str, wide: bool) -> ProfileCho
     if kind == "map":
         return linear_profiles(dtype, wide)
     if kind == "text":  # whose law is derived: without what units of hardware do
-        narrow = ("flash", "eager", "eager-narrow") if is_narrow(dtype) else ()
+        narrow = ("flash", "eager") if is_narrow(dtype) else ()
         return ["math", "recomputed", *narrow]
     return None
 

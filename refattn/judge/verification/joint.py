@@ -91,6 +91,25 @@ def knows_columns(problem: Problem) -> bool:
     return problem.kind in ("scores", "text")
 
 
+def bound_factor(
+    problem: Problem, numbers: Numbers, roundings: Roundings
+) -> tuple[Doubles, Doubles]:
+    """Bound the variance and the slack of sums along the output, (heads, 1).
+
+    Rows may share errors in any way: their standard deviations add up.
+    """
+    found = np.zeros((math.prod(problem.lead), 2))
+    for index, i in problem.items():
+        rows = problem.analyse(index, roundings, i)
+        known = np.isfinite(rows.std) & np.isfinite(rows.errors(numbers.out(index)[i]))
+        law = rows._replace(worst=np.where(known, rows.worst, 0.0))
+        along = np.where(known, rows.out / np.square(rows.std), 0.0)
+        parts = find_covariance(problem, index, roundings, i, law, along[..., None], worst=True)
+        sizes = np.sqrt(np.sum(parts, 0)[:, 0, 0]), np.sum(np.abs(along) * rows.slack, -1)
+        found[problem.number(index)] += np.sum(sizes, -1)
+    return np.square(found[:, :1]), found[:, 1:]
+
+
 def has_twins(problem: Problem, index: Index, roundings: Roundings) -> bool:
     """Tell whether tokens of a gradient are equal: their roundings are one, if there are any."""
     assert problem.gradient is not None

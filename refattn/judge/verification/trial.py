@@ -28,7 +28,7 @@ from .evidence import (
 )
 from .findings import Find, Finding, Numbers, ProfileTrial, Suspect, WrongRow, Z
 from .head_sums import ONE_PERCENT, HeadSums
-from .joint import find_wrong, knows_columns
+from .joint import bound_factor, find_wrong, knows_columns
 from .looks import Look, choose_loud
 from .z_scores import BEYOND
 
@@ -75,6 +75,8 @@ def attempt(
     squares, count = errors.square, errors.rows
     if not rows_apart:  # rows of a head are one witness, as they share roundings
         errors.merge_rows()
+    if problem.derived is not None:
+        errors.add_laws({"factor": bound_factor(problem.read_by(profile), numbers, roundings)})
     elements = float(errors.elements)
     raw = [*_test_bound(errors), *_test_sizes(errors, elements)]
     raw += _test_lse(errors) if numbers.lse is not None else []

@@ -60,6 +60,11 @@ _FACTS = re.compile(  # that say what numbers are
 _SURE_ERRORS = 4.0  # by which a size is surely not 0
 _FACTOR_ROWS = 24  # by which a factor of a gradient is sought
 _MOST_PRODUCTS = 2**24  # of features of queries and keys of a head, that are kept
+_NEAR_ORDERS = 30.0  # standard deviations that another order of steps may explain
+_ORDERS = (
+    "usual orders of the steps are allowed for (sums over keys or samples first, weights or their "
+    "logarithms): if the kernel computes otherwise, rounding may explain such errors"
+)
 _CAUSE = "convention"  # name of a suspect that holds
 _TRUNCATED = 2.0  # spacings beyond which nothing is truncated
 
@@ -83,7 +88,8 @@ def explain(
         named = explain_states(problem, numbers, roundings)
         return verdict._replace(suspects=[*named, *fits])
     if problem.derived is not None:
-        return verdict._replace(suspects=fits)
+        near = verdict.z.largest < _NEAR_ORDERS
+        return verdict._replace(suspects=fits, remarks=[*verdict.remarks, *[_ORDERS] * near])
     if problem.kind != "scores":
         # Features have no scores: where products are positive, their logarithms stand for these.
         found = list(_explain_features(problem, numbers, profiles, verdict))

@@ -112,15 +112,23 @@ class _Laws:
             seen = seen & (np.arange(m) <= at + m - n)
         if not seen.any():
             return Law(*np.zeros((1, columns)), np.zeros((columns, columns)), *np.zeros((2, columns)))
-        logs = roundings.of_log or roundings.softmax.unit > roundings.accumulate.unit
-        query = Query(at, (n, m), seen, there, problem.causal, self.options, logs)
+        if roundings.fine:
+            orders = ("pairs",) if roundings.of_log else ("samples",)
+        else:  # the type of what is rounded shows, its order does not: all are allowed for
+            orders = self.text.orders
+        query = Query(at, (n, m), seen, there, problem.causal, self.options, "")
         arrays = {name: x[name] for name in ("q", "k", "v", *self.text.arrays) if name in x}
         arrays["root"] = np.full((1, 1), problem.scale**0.5)
         if self.text.of_query:
             arrays["omega"] = x["omega"][at].reshape(-1, x["q"].shape[-1])
         few = _FEW_NUMBERS * len(np.unique(x["k"])) < x["k"].size
         tied = few or len(np.unique(x["k"], axis=0)) < m
-        return derive(partial(_write_scaled, self.text.write, query), arrays, roundings, tied)
+        laws = []
+        for order in orders:
+            write = partial(_write_scaled, self.text.write, query._replace(order=order))
+            laws.append(derive(write, arrays, roundings, tied))
+        out, covariances, bounds, slacks = zip(*laws, strict=True)
+        return Law(out[0], sum(covariances), np.max(bounds, 0), np.max(slacks, 0))
 
 
 def _write_scaled(

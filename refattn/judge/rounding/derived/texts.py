@@ -1,8 +1,12 @@
 """Texts of estimators, of one query each: what its law is derived from, step by step.
 
-Arrays have one more axis, the first, of copies. Steps are in one of two orders. Fused kernels sum
-weights e^(score - maximum) over the keys of each sample, and then over samples, and divide last.
-With `logs`, as formulas are printed, there is a weight e^(score - log normaliser) for each key.
+Arrays have one more axis, the first, of copies. Steps are in one of these orders, where they differ:
+
+* "samples": weights e^(score - maximum) are summed over the keys of each sample, and then over
+  samples, and divided last;
+* "pairs": as formulas are printed, each key has a weight e^(score - log normaliser);
+* "features": products of features of the query and of keys, each over their largest, are weights;
+* "states": features of keys are summed first, with the values.
 """
 
 from __future__ import annotations
@@ -33,7 +37,12 @@ class Query(NamedTuple):
     there: _Seen  # keys that are not masked
     causal: bool
     options: Mapping[str, Any]
-    logs: bool
+    order: str
+
+    @property
+    def logs(self) -> bool:
+        """Tell whether weights are e^(score - log normaliser)."""
+        return self.order == "pairs"
 
     @property
     def place(self) -> int:
@@ -66,6 +75,10 @@ def write_proposals(query: Query, q: Any, k: Any, v: Any, omega: Any, centres: A
     log_weight = xp.where(some, log_weight, 0.0)
     if query.logs:
         return _average_pairs(_estimate(q, k, omega, log_weight, some), v, query.seen)
+    if query.order != "samples":
+        of_query = q @ omega.mT + log_weight
+        total, _ = _sum_features(query, of_query, (k, v, omega), query.seen, some)
+        return total[..., :-1] / total[..., -1:]
     means, log_size = _sample(k, v, omega, query.seen)
     return _average(q @ omega.mT + log_weight + log_size, means, some)[0]
 
@@ -77,9 +90,16 @@ def write_near_and_features(query: Query, q: Any, k: Any, v: Any, omega: Any) ->
     near = (-far if left is None else -left) <= ahead
     near &= ahead <= (far if right is None else right)
     of_query, size = _half_squares(q) + math.log(omega.shape[-2]), omega.shape[-2]
+    shown = np.append(query.seen & near, True)
     if query.logs:
         estimates = _estimate(q, k, omega, 0.0) - of_query
         return _average_pairs(xp.where(near, q @ k.mT, estimates), v, query.seen)
+    if query.order != "samples":
+        far, top = _sum_features(query, q @ omega.mT - of_query, (k, v, omega), query.seen & ~near)
+        scores, values = q @ k.mT, xp.concat([v, xp.ones_like(v[..., :1])], axis=-1)
+        e, _, most, _ = _raise(xp.concat([scores, 0.0 * scores[..., :1] + top], axis=-1), shown)
+        total = e[..., :-1] @ values + far * e[..., -1:]
+        return total[..., :-1] / total[..., -1:]
     means, log_size = _sample(k, v, omega, query.seen & ~near)
     scores = xp.concat([q @ k.mT, q @ omega.mT - of_query + log_size], axis=-1)
     seen = np.append(query.seen & near, np.full(size, np.any(query.seen & ~near)))
@@ -94,6 +114,10 @@ def write_importance(query: Query, q: Any, k: Any, v: Any, omega: Any, log_weigh
     if query.logs:
         logs = _estimate(q, k, omega, log_weight) - of_query - lse
         return xp.where(query.seen, xp.exp(logs), 0.0) @ v
+    if query.order != "samples":
+        logs = q @ omega.mT + log_weight - of_query
+        total, top = _sum_features(query, logs, (k, v, omega), query.seen)
+        return total[..., :-1] * xp.exp(top - lse)
     means, log_size = _sample(k, v, omega, query.seen)
     return xp.exp(q @ omega.mT + log_weight - of_query + log_size - lse) @ means
 
@@ -256,6 +280,21 @@ def _sample(k: Any, v: Any, omega: Any, seen: _Seen) -> tuple[Any, Any]:
     return means, lse.mT
 
 
+def _sum_features(
+    query: Query, of_query: Any, arrays: Any, seen: Any, some: Any = True
+) -> tuple[Any, Any]:
+    """Sum values, and 1, with products of features as weights; also return the log of a factor."""
+    k, v, omega = arrays
+    xp, (phi, _, most, _) = k.__array_namespace__(), _raise(of_query, some)
+    of_keys, seen = k @ omega.mT - _half_squares(k).mT, seen[:, None] & some
+    top = np.max(untraced(of_keys)[0][query.there])  # of all keys, whichever this query sees
+    psi = xp.where(seen, xp.exp(of_keys - top), 0.0)
+    values = xp.concat([v, xp.ones_like(v[..., :1])], axis=-1)
+    if query.order == "states":
+        return phi @ (psi.mT @ values), most + top
+    return phi @ psi.mT @ values, most + top
+
+
 def _estimate(q: Any, k: Any, omega: Any, log_weight: Any, there: Any = True) -> Any:
     """Estimate logs of the kernel of the query and each key, without |q|^2 / 2."""
     terms = k @ omega.mT + (q @ omega.mT + log_weight)  # (..., m, S)
@@ -272,9 +311,11 @@ class Text(NamedTuple):
     arrays: tuple[str, ...] = ()  # that may be given
     options: Mapping[str, Any] = MappingProxyType({})  # others, with their defaults
     of_query: bool = False  # whether each query has frequencies of its own
+    orders: tuple[str, ...] = ("samples", "pairs")  # of steps
 
 
 _OMEGA, _WINDOW = {"omega": "frequencies (..., S, d)"}, {"window": "tokens of a chunk"}
+_EVERY = ("samples", "pairs", "features", "states")
 _LARA = {"num_proposals": None, "weighting": "balance", "beta": 1.0}
 
 # By formula, of `refattn.naive`.
@@ -290,13 +331,22 @@ TEXTS: Mapping[Any, Text] = {
         write_randomized, (doors.shared_frequencies,), _OMEGA, ("omega",)
     ),
     naive.linear_randomized_attention: Text(
-        write_proposals, (doors.proposals,), _OMEGA, ("omega", "centres"), _LARA
+        write_proposals, (doors.proposals,), _OMEGA, ("omega", "centres"), _LARA, orders=_EVERY
     ),
     naive.local_random_feature_attention: Text(
-        write_near_and_features, (doors.shared_frequencies,), _OMEGA, ("omega",), {"window": None}
+        write_near_and_features,
+        (doors.shared_frequencies,),
+        _OMEGA,
+        ("omega",),
+        {"window": None},
+        orders=_EVERY,
     ),
     naive.importance_sampled_attention: Text(
-        write_importance, (doors.shared_frequencies,), _OMEGA, ("omega", "log_weight")
+        write_importance,
+        (doors.shared_frequencies,),
+        _OMEGA,
+        ("omega", "log_weight"),
+        orders=_EVERY,
     ),
     naive.eva_attention: Text(
         write_chunks, (doors.chunks,), _WINDOW, ("omega",), {"window": None, "log_size": True}
