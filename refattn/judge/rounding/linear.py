@@ -247,7 +247,7 @@ class _States(NamedTuple):
     total: Doubles  # psi v and psi
     nearest: Doubles  # the same, rounded
     noise: Doubles  # psi^2 var(beta) times v^2, v and 1
-    squares: Doubles  # psi^2 v^2
+    squares: Doubles  # psi^2 times v^2 and 1
     shift: Doubles  # |psi| (e^most - 1) times |v| and 1
     sizes: Doubles  # |psi| times |v| and 1
 
@@ -262,7 +262,7 @@ def _list_columns(keys: FeatureErrors, v: Doubles) -> Iterator[tuple[Doubles, Do
         (keys.value, signed),
         (keys.nearest, signed),
         (np.square(value) * keys.variance, noise),
-        (np.square(value), v * v),
+        (np.square(value), np.square(signed)),
         (value * np.expm1(keys.most), size),
         (value, size),
     )
@@ -335,12 +335,14 @@ def _analyse_rows(
     benford += about(_weigh_states(square, states.noise))
     features = value.shape[-1]
     run = max(1, min(m, roundings.run))
-    # Running sums over the keys of a run, sums of runs, and the sum over features.
-    walked = _weigh_states(
-        square,
-        walk(0.0, total, states.squares, run, roundings.lanes) + total * total * max(1, m / run),
-    )
-    walked += walk(0.0, out, _weigh_states(square, total * total), features, roundings.lanes)
+    # Running sums over the keys of a run, sums of runs, and the sum over features; those of the
+    # normaliser move the quotient, too.
+    sizes = np.square(states.total)
+    moved = walk(0.0, states.total, states.squares, run, roundings.lanes) + sizes * max(1, m / run)
+    walked = _weigh_states(square, moved)
+    last = np.concatenate([out, np.ones_like(mass)], -1)
+    walked += walk(0.0, last, _weigh_states(square, sizes), features, roundings.lanes)
+    walked = walked[:, :-1] + out * out * walked[:, -1:]
     benford += (RMS * unit) ** 2 * (walked + 3 * out * out)
     if narrow is not None:
         ends = _weigh_states(square, np.concatenate([total * total, count * count], -1))

@@ -72,6 +72,8 @@ def pose_tensors(
         refuse("softcap", softcap, estimator)
         given = {"window": window if chunk is None else chunk, "num_proposals": num_proposals}
         arrays = {x: tensors.part(x, ()) for x in ("q", "k", "v", "mask", *_GIVEN) if x in shapes}
+        if "indices" in arrays:  # numbers of files are read in float64
+            arrays["indices"] = arrays["indices"].astype(np.int64)
         return pose_by_text(estimator, arrays, given, tensors.dtype, scale, causal)
     for name, size in {"chunk": chunk, "num_proposals": num_proposals}.items():
         refuse(name, size, kind)

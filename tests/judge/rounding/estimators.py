@@ -178,3 +178,35 @@ def chunks(s, q, k, v, scale, causal, window, kind, omega=None, wrong=""):
         for i in range(n)
     ]
     return np.stack(rows)
+
+
+def draw(name, style, dtype, seed, **changes):
+    """Draw a file of a right kernel, or of a wrong one, as `verify` takes it."""
+    size = {"n": 24, "m": 29, "d": 8, "d_v": 8, "samples": 8, "count": 4, "window": 6, "large": 1.0}
+    size |= {x: changes.pop(x) for x in [*changes] if x in size}
+    causal, wrong, factor = (changes.pop(x, y) for x, y in (("causal", False), ("wrong", ""), ("scale", 1.0)))
+    rng, s, to = np.random.default_rng(seed), STYLES[dtype][style], FORMATS[dtype].round
+    n, m, d = size["n"], size["m"], size["d"]
+    q, k, v = (
+        to(x * rng.standard_normal(y)).astype(single)
+        for x, y in ((size["large"], (n, d)), (1, (m, d)), (1, (m, size["d_v"])))
+    )
+    omega = rng.standard_normal((n, size["samples"], d)).astype(single)
+    given = {"q": q, "k": k, "v": v, "estimator": name, "dtype": dtype, "causal": causal}
+    rest = {"scale": factor * d**-0.5, "causal": causal, "wrong": wrong}
+    if name == "ra":
+        given |= {"omega": omega, "out": ra(s, q, k, v, omega, **rest)}
+    elif name in ("lara", "rfa-local", "is"):
+        more = {"lara": {"count": size["count"]}, "rfa-local": {"window": (3, 2)}, "is": {}}[name]
+        kernel = {"lara": lara, "rfa-local": local, "is": importance}[name]
+        out = kernel(s, q, k, v, omega[0], **rest, **more)
+        more = {"num_proposals": more["count"]} if name == "lara" else more
+        given |= {"omega": omega[0], "out": out, **more}
+    else:
+        rest |= {"window": size["window"], "kind": name}
+        given |= {"window": size["window"], "out": chunks(s, q, k, v, **rest)}
+    given["out"] = FORMATS[s.out].round(given["out"])
+    return given
+
+
+NAMES = ("ra", "lara", "rfa-local", "is", "eva", "second-order")

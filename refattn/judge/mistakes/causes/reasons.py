@@ -27,6 +27,7 @@ from .normalisers import share_of_offset
 from .places import (
     analyse_sample,
     describe_place,
+    list_rows,
     find_coarse,
     find_common_factor,
     find_factor,
@@ -89,7 +90,13 @@ def explain(
         return verdict._replace(suspects=[*named, *fits])
     if problem.derived is not None:
         near = verdict.z.largest < _NEAR_ORDERS
-        return verdict._replace(suspects=fits, remarks=[*verdict.remarks, *[_ORDERS] * near])
+        remarks, wrong = [*verdict.remarks, *[_ORDERS] * near], np.zeros(verdict.shape[:-1], bool)
+        for at, _ in verdict.rows:
+            wrong[at] = True
+        rows = wrong.reshape(-1, problem.shape[0])
+        looked = round(verdict.looked_at * wrong.size)
+        place = ", ".join([f"{wrong.sum():,} of {looked:,} rows", *list_rows(problem, rows)])
+        return verdict._replace(suspects=fits, remarks=remarks, place=place * wrong.any())
     if problem.kind != "scores":
         # Features have no scores: where products are positive, their logarithms stand for these.
         found = list(_explain_features(problem, numbers, profiles, verdict))
