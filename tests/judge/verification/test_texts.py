@@ -31,7 +31,7 @@ def test_a_right_kernel_passes_and_fits(name, causal):
 @pytest.mark.parametrize("style", ["sums", "operands", "steps"])
 @pytest.mark.parametrize("name", estimators.NAMES)
 def test_a_right_kernel_in_16_bits_passes(name, style, dtype):
-    few = {"n": 8, "m": 12, "d": 4, "d_v": 4, "samples": 4, "count": 2}
+    few = {"n": 6, "m": 10, "d": 4, "d_v": 4, "samples": 4, "count": 2}
     given = estimators.draw(name, style, dtype, 1, **few)
     assert verify(**given).verdict in ("PASS", "UNDERPOWERED")
     profile = {"sums": "math", "operands": "flash", "steps": "eager"}[style]
@@ -44,22 +44,33 @@ def test_a_wrong_kernel_fails(name, wrong):
 
 
 @pytest.mark.parametrize("name", estimators.NAMES)
-def test_a_wrong_scale_and_one_wrong_row_fail(name):
-    given = estimators.draw(name, "float32", "float32", 0, scale=1 + 1e-4)
-    assert verify(**given).verdict == "FAIL"
-    given = estimators.draw(name, "float32", "float32", 0)
+def test_a_wrong_scale_fails(name):
+    few = {"n": 10, "m": 14, "scale": 1 + 1e-4}
+    assert verify(**estimators.draw(name, "float32", "float32", 0, **few)).verdict == "FAIL"
+
+
+@pytest.mark.parametrize("name", estimators.NAMES)
+def test_one_wrong_row_is_named(name):
+    given = estimators.draw(name, "float32", "float32", 0, n=10, m=14)
     given["out"][3] = np.float32(given["out"][3] * (1 + 1e-5))
     found = verify(**given)
     assert found.verdict == "FAIL"
     assert [x for x, _ in found.rows] == [(3,)]
-    assert "1 of 24 rows" in found.place
+    assert "1 of 10 rows" in found.place
 
 
-@pytest.mark.parametrize("style", ["sums", "operands"])
-def test_one_wrong_row_in_bfloat16_fails(style):
-    given = estimators.draw("eva", style, "bfloat16", 0, d_v=32)
-    given["out"][3] = FORMATS["bfloat16"].round(given["out"][3] * 1.03)
-    assert [x for x, _ in verify(**given).rows] == [(3,)]
+@pytest.mark.parametrize(("style", "profile"), [("sums", "math"), ("operands", "flash")])
+def test_one_wrong_row_in_bfloat16_is_named(style, profile):
+    given = estimators.draw("eva", style, "bfloat16", 0, n=8, m=12, d_v=16)
+    given["out"][3] = FORMATS["bfloat16"].round(given["out"][3] * 1.06)
+    assert [x for x, _ in verify(**given, profile=profile).rows] == [(3,)]
+
+
+def test_one_key_for_many_samples_is_summed_alike():
+    """A mean of equal numbers: those that are added in turn are rounded to the same side."""
+    sizes = {"n": 2, "m": 2, "d_v": 28, "samples": 52, "causal": True}
+    found = verify(**estimators.draw("ra", "float32", "float32", 1, **sizes))
+    assert found.verdict != "FAIL"
 
 
 def test_equal_keys_are_rounded_alike():
@@ -72,7 +83,7 @@ def test_equal_keys_are_rounded_alike():
 @pytest.mark.parametrize("wrong", ["", "last"])
 def test_a_coreset_is_judged(wrong):
     rng = np.random.default_rng(0)
-    q, k, v = rng.standard_normal((3, 2, 16, 8)).astype("f4")
+    q, k, v = rng.standard_normal((3, 16, 4)).astype("f4")
     indices = np.array([0, 3, 7, 9, 12])
     out = coreset_attention(q, k, v, indices=indices[:-1] if wrong else indices)
     found = verify(q=q, k=k, v=v, out=out, estimator="coreset", indices=indices)
@@ -80,7 +91,8 @@ def test_a_coreset_is_judged(wrong):
 
 
 def test_a_query_that_sees_no_key_gives_0():
-    given = estimators.draw("is", "float32", "float32", 0, n=12, m=10, causal=True)
+    with np.errstate(invalid="ignore"):
+        given = estimators.draw("is", "float32", "float32", 0, n=12, m=10, causal=True)
     given["out"][:2] = 0
     assert verify(**given).verdict == "PASS"
     given["out"][1] = 1
@@ -106,7 +118,7 @@ def test_a_wrong_argument_is_named(words):
 
 
 def test_a_file_is_judged(tmp_path):
-    given = estimators.draw("eva", "float32", "float32", 0)
+    given = estimators.draw("eva", "float32", "float32", 0, n=10, m=12)
     arrays = {x: given[x].astype("f4") for x in ("q", "k", "v", "out")}
     np.savez(tmp_path / "eva.npz", **arrays)
     found = run("verify", tmp_path / "eva.npz", "--estimator", "eva", "--chunk", "6")

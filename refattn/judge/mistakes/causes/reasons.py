@@ -96,7 +96,7 @@ def explain(
         rows = wrong.reshape(-1, problem.shape[0])
         looked = round(verdict.looked_at * wrong.size)
         place = ", ".join([f"{wrong.sum():,} of {looked:,} rows", *list_rows(problem, rows)])
-        return verdict._replace(suspects=fits, remarks=remarks, place=place * wrong.any())
+        return verdict._replace(suspects=fits, remarks=remarks, place=place * bool(verdict.rows))
     if problem.kind != "scores":
         # Features have no scores: where products are positive, their logarithms stand for these.
         found = list(_explain_features(problem, numbers, profiles, verdict))

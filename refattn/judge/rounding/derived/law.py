@@ -11,7 +11,16 @@ import numpy as np
 from ....arrays.library import Doubles
 from ....numbers.tape import Traced, given, pull_to_steps
 from ..formats import Format
-from ..roundings import BIAS, RMS, WORST, Roundings, RowErrors, round_bound, walk
+from ..roundings import (
+    BIAS,
+    RMS,
+    WORST,
+    Roundings,
+    RowErrors,
+    is_power_of_two,
+    round_bound,
+    walk,
+)
 
 _SUMS = ("matmul", "sum", "mean")
 _ELEMENTARY = ("exp", "log")
@@ -43,7 +52,7 @@ def derive(text: Callable[..., Traced], arrays: Any, roundings: Roundings, tied:
     for step, slope in sweep.items():
         if step.name not in _ROUNDED:
             continue
-        variance, most, common = _round_step(step, roundings)
+        variance, most, common = _round_step(step, roundings, tied)
         if narrow is not None and step.name != "given":
             variance, most = _add_rounding(step.x[0], variance, most, narrow)
         _add(found, slope, step.x[0], (variance, most, common), tied)
@@ -78,38 +87,60 @@ def _add_rounding(x: Doubles, variance: Any, most: Any, to: Format) -> tuple[Any
     return variance + np.where(to.round(x) == x, 0.0, step * step / 12), most + step / 2
 
 
-def _round_step(step: Any, roundings: Roundings) -> tuple[Any, Any, Any]:
+def _round_step(step: Any, roundings: Roundings, tied: bool) -> tuple[Any, Any, Any]:
     """Return variance and bound of what a step is off by, and what such errors have in common."""
     x, to = step.x[0], roundings.accumulate
     u, size, common = to.unit, np.abs(step.x[0]), 0.0
     if step.name in _SUMS:
-        squares, sizes, count = _list_terms(step)
+        squares, sizes, count, equal = _list_terms(step, tied)
         count = np.maximum(count, 1)
-        share = 1 / count if step.name == "mean" else 1.0
+        share, divided = (1 / count, 1.0) if step.name == "mean" else (1.0, 0.0)
         sums = walk(0.0, x / share, squares, count, 1) + squares * (step.name == "matmul")
-        variance = (RMS * u) ** 2 * (np.where(count > 1, sums, 0.0) * share**2)
+        sums = np.where(count > 1, equal * sums, 0.0) * share**2
+        variance = (RMS * u) ** 2 * (sums + divided * x * x)
         return variance, u * (count + 1) * sizes * share, common
     if step.name in _ELEMENTARY:  # absolute errors of logarithms, relative ones of exponentials
         of, exact = (size, 1.0) if step.name == "exp" else (1.0, 0.0)  # e^0 and log 1
         off = roundings.exp * u * of * (x != exact)
         return np.square(off / 2) + np.square(RMS * u * size), off + u * size, BIAS * off
-    # A number of the type is not rounded: products of narrow numbers, or with powers of 2.
+    by = [y.x for y in step.args if np.size(y.x[:1] if y.moves else y.x) == 1]
+    if step.name in ("multiply", "divide") and any(is_power_of_two(np.ravel(y)[0]) for y in by):
+        return 0.0, 0.0, common
+    # A number of the type is not rounded: products of narrow numbers.
     variance = np.where(to.round(x) == x, 0.0, np.square(RMS * u * x))
     return variance, u * size, common
 
 
-def _list_terms(step: Any) -> tuple[Any, Any, Any]:
-    """Return squares, sizes and counts of the terms of sums; terms of 0 round nothing."""
+def _list_terms(step: Any, tied: bool) -> tuple[Any, Any, Any, Any]:
+    """Return squares, sizes and counts of the terms of sums, and how many are equal at most.
+
+    Terms of 0 round nothing. Equal terms that are added in turn have equal errors: by Cauchy and
+    Schwarz the variance of their sum is at most so many times that of independent errors.
+    """
     if step.name == "matmul":
         a, b = (y.x[0] if y.moves else y.x for y in step.args)  # constants have no copies
-        return np.square(a) @ np.square(b), np.abs(a) @ np.abs(b), (a != 0) * 1.0 @ (b != 0)
+        equal = _count_equal(a)[..., None] if tied else 1.0
+        return np.square(a) @ np.square(b), np.abs(a) @ np.abs(b), (a != 0) * 1.0 @ (b != 0), equal
     terms, kept = step.args[0].x[0], step.args[0].x.ndim == step.x.ndim
-    # Texts sum along the last axis, or keep those that they sum along.
-    over = [i for i, n in enumerate(step.x.shape[1:]) if n < terms.shape[i]] if kept else [-1]
-    squares, sizes, count = (
-        np.sum(y, axis=tuple(over), keepdims=kept) for y in (terms**2, np.abs(terms), terms != 0)
-    )
-    return squares, sizes, count
+    # Texts sum along the last axis, or keep the one that they sum along.
+    shorter = [i for i, n in enumerate(step.x.shape[1:]) if n < terms.shape[i]] if kept else []
+    terms = np.moveaxis(terms, shorter[0], -1) if shorter else terms
+    found = (*(np.sum(y, -1) for y in (terms**2, np.abs(terms), terms != 0)), _count_equal(terms))
+    if not kept:
+        return found
+    squares, sizes, count, equal = (np.expand_dims(y, shorter[0] if shorter else -1) for y in found)
+    return squares, sizes, count, equal
+
+
+def _count_equal(x: Doubles) -> Doubles:
+    """Count how often the commonest number but 0 is among those along the last axis."""
+    x, most = np.sort(x, -1), np.ones(x.shape[:-1])
+    for more in range(1, x.shape[-1]):
+        same = np.any((x[..., more:] == x[..., :-more]) & (x[..., more:] != 0), -1)
+        if not same.any():
+            break
+        most += same
+    return most
 
 
 def write_rows(laws: list[Law], roundings: Roundings) -> tuple[RowErrors, Doubles]:
