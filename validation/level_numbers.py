@@ -180,9 +180,14 @@ def draw_steps(rng: np.random.Generator) -> tuple[str, Draw]:
 
 def draw_estimator(rng: np.random.Generator) -> tuple[str, Draw]:
     """Draw a file of an estimator whose law is derived from its text."""
-    name, dtype = str(rng.choice(estimators.NAMES)), str(rng.choice([*NARROW, "float32", "float32"]))
+    name, dtype = (
+        str(rng.choice(estimators.NAMES)),
+        str(rng.choice([*NARROW, "float32", "float32"])),
+    )
     style, causal = str(rng.choice([*estimators.STYLES[dtype]])), bool(rng.random() < 0.4)
-    n, m, d, d_v, samples = (int(2 ** rng.uniform(*x)) for x in ((0, 5), (1, 6), (1, 5), (1, 5), (0, 5)))
+    n, m, d, d_v, samples = (
+        int(2 ** rng.uniform(*x)) for x in ((0, 5), (1, 6), (1, 5), (1, 5), (0, 5))
+    )
     count, large = int(rng.integers(1, 5)), float(rng.choice([0.3, 1.0, 3.0]))
     sizes = {"n": min(n, m), "m": m, "d": d, "d_v": d_v, "window": int(rng.integers(1, m + 1))}
     sizes |= {"samples": count * samples, "count": count, "large": large}

@@ -87,7 +87,14 @@ class Tensors:
         self.others = tuple(sorted(others))  # names of what else the file holds
         self._views = views
         self._cores = dict.fromkeys(views, 2) | {"lse": 1, "sinks": 0}
-        self._cores |= {"log_weight": 0, "indices": 0, "beta": 1, "write": 1, "log_decay": 1, "decay": 0}
+        self._cores |= {
+            "log_weight": 0,
+            "indices": 0,
+            "beta": 1,
+            "write": 1,
+            "log_decay": 1,
+            "decay": 0,
+        }
 
     def heads(self) -> Iterator[_Shape]:
         """Yield indices of all query heads."""

@@ -218,9 +218,7 @@ def verify(
         taken = {**gates, "window": settings["window"], "num_proposals": num_proposals}
         of_text = {"q": q, "k": k, "v": v, "mask": settings["mask"], "omega": omega}
         of_text |= {"log_weight": log_weight, "centres": centres, "indices": indices}
-        problems = {
-            "out": pose_by_text(estimator, of_text, taken, inputs.storage, scale, causal)
-        }
+        problems = {"out": pose_by_text(estimator, of_text, taken, inputs.storage, scale, causal)}
     else:
         gates |= {"removal": removal, "initial_state": initial_state, "state": state}
         gates |= {"num_proposals": num_proposals, "centres": centres, "indices": indices}

@@ -211,7 +211,9 @@ def find_wrong(
     found = np.minimum(math.log(2 * columns) - peaks * peaks / 2, log_chernoff(squares, 1))
     found, means = np.where(beyond, -math.inf, np.minimum(found, 0.0)), peaks * peaks
     # Where these tests are enough, no other is needed.
-    doubtful = np.flatnonzero(knows_columns(problem) & (squares > DOUBT) & (found > level - _TESTS_OF_ROW))
+    doubtful = np.flatnonzero(
+        knows_columns(problem) & (squares > DOUBT) & (found > level - _TESTS_OF_ROW)
+    )
     doubtful = doubtful[np.argsort(-squares.ravel()[doubtful], kind="stable")]
     most, together = _PRODUCTS // (columns**2 * (problem.shape[1] + _SOLVING * columns)), MOST
     if problem.gradient is not None:  # of which each row is analysed alone

@@ -19,7 +19,7 @@ from ...files.tensors import Tensors
 from ...registry import ESTIMATORS
 from ..mistakes.causes.places import remark_stray
 from ..mistakes.causes.wrong_rows import thin
-from ..rounding.derived.rows import LAWS, formula_of, pose_text
+from ..rounding.derived.rows import LAWS, open_formula, pose_text
 from ..rounding.formats import FORMATS
 from ..rounding.layers import pose_recurrence
 from ..rounding.problems import (
@@ -143,7 +143,7 @@ def pose_by_text(
     """Pose the problem of an estimator whose law is derived from its text, of arrays by name."""
     if storage not in DERIVED:
         raise ValueError(f"{estimator} is judged in {', '.join(DERIVED)} only, got {storage}.")
-    formula, options = formula_of(ESTIMATORS[estimator].naive)
+    formula, options = open_formula(ESTIMATORS[estimator].naive)
     q, k, v = (arrays[x] for x in "qkv")
     given = {**options, **{x: y for x, y in given.items() if y is not None}}
     given |= {x: y for x, y in arrays.items() if x in _GIVEN and y is not None}
@@ -197,10 +197,10 @@ def kind_of(estimator: Any) -> str:
         for trait, kind in _KINDS.items():
             if record.has(trait):
                 return kind
-        if formula_of(record.naive)[0] in LAWS:
+        if open_formula(record.naive)[0] in LAWS:
             return "text"
     chunked = (x.name for x in ESTIMATORS.values() if x.has("recurrent"))
-    texts = (x.name for x in ESTIMATORS.values() if formula_of(x.naive)[0] in LAWS)
+    texts = (x.name for x in ESTIMATORS.values() if open_formula(x.naive)[0] in LAWS)
     known = ", ".join(dict.fromkeys([*CALLED.values(), *texts, *chunked]))
     raise ValueError(f"`estimator` must be one of {known}, got {estimator!r}.")
 
@@ -254,7 +254,7 @@ def list_judged() -> list[str]:
         name
         for name, record in ESTIMATORS.items()
         if record.arrays == ("q", "k", "v")
-        and (any(record.has(x) for x in _KINDS) or formula_of(record.naive)[0] in LAWS)
+        and (any(record.has(x) for x in _KINDS) or open_formula(record.naive)[0] in LAWS)
     ]
 
 

@@ -80,7 +80,7 @@ def ra(s, q, k, v, omega, scale, causal, wrong=""):
 
 def lara(s, q, k, v, omega, scale, causal, count, wrong=""):
     q, k = s.rooted(q, scale), s.rooted(k, scale)
-    n, m, chunk = len(q), len(k), (len(q) if causal else max(len(q), 1))
+    n, m = len(q), len(k)
     of_q = np.arange(n) * count // n
     of_k = np.arange(n - m, n) * count // n if causal else np.arange(m) * count // m
 
@@ -104,9 +104,7 @@ def lara(s, q, k, v, omega, scale, causal, count, wrong=""):
         if wrong == "sample":
             some[-1] = False
         seen = seen_keys(n, m, causal)[i]
-        rows.append(
-            features(s, q[i : i + 1], k[seen], v[seen], omega[some], log_weight[some])[0]
-        )
+        rows.append(features(s, q[i : i + 1], k[seen], v[seen], omega[some], log_weight[some])[0])
     return np.stack(rows)
 
 
@@ -114,13 +112,18 @@ def local(s, q, k, v, omega, scale, causal, window, wrong=""):
     q, k = s.rooted(q, scale), s.rooted(k, scale)
     n, m = len(q), len(k)
     ahead = np.arange(m) - (np.arange(n)[:, None] + m - n)
-    near, seen = (ahead >= -window[0]) & (ahead <= window[1] + (wrong == "edge")), seen_keys(n, m, causal)
+    near, seen = (
+        (ahead >= -window[0]) & (ahead <= window[1] + (wrong == "edge")),
+        seen_keys(n, m, causal),
+    )
     of_q = s.r(s.mm(q, omega.T) - s.half(q).T)  # (n, S)
     of_k = s.r(s.mm(k, omega.T) - s.half(k).T)
     top = np.maximum(np.max(of_q, -1, keepdims=True) + np.max(of_k), 0)
     weights = s.exp(s.mm(q, k.T) - top)
     far = s.mm(s.exp(of_q - np.max(of_q, -1, keepdims=True)), s.exp(of_k - np.max(of_k)).T)
-    far = s.r(far * s.exp(np.max(of_q, -1, keepdims=True) + np.max(of_k) - top) / single(len(omega)))
+    far = s.r(
+        far * s.exp(np.max(of_q, -1, keepdims=True) + np.max(of_k) - top) / single(len(omega))
+    )
     if wrong == "count":
         far = s.r(far * single(len(omega) / (len(omega) - 1)))
     weights = np.where(near, weights, far) * seen
@@ -164,7 +167,9 @@ def chunks(s, q, k, v, scale, causal, window, kind, omega=None, wrong=""):
         else:
             v_mean, apart = s.r(s.sum(vc, 0) / size[c]), s.r(kc - k_mean[c])
             along = s.mm(q, s.r(s.mm(apart.T, apart) / size[c]))
-            scores[:, c] = s.r(scores[:, c] + s.sum(s.r(along * q))[:, 0] / (1 if wrong == "norms" else 2))
+            scores[:, c] = s.r(
+                scores[:, c] + s.sum(s.r(along * q))[:, 0] / (1 if wrong == "norms" else 2)
+            )
             values.append(s.r(v_mean + s.mm(q, s.r(s.mm(apart.T, s.r(vc - v_mean)) / size[c]))))
     near = seen_keys(n, m, causal) & (of_k == of_q[:, None])
     far = np.arange(count) < of_q[:, None] if causal else np.arange(count) != of_q[:, None]
@@ -184,7 +189,9 @@ def draw(name, style, dtype, seed, **changes):
     """Draw a file of a right kernel, or of a wrong one, as `verify` takes it."""
     size = {"n": 24, "m": 29, "d": 8, "d_v": 8, "samples": 8, "count": 4, "window": 6, "large": 1.0}
     size |= {x: changes.pop(x) for x in [*changes] if x in size}
-    causal, wrong, factor = (changes.pop(x, y) for x, y in (("causal", False), ("wrong", ""), ("scale", 1.0)))
+    causal, wrong, factor = (
+        changes.pop(x, y) for x, y in (("causal", False), ("wrong", ""), ("scale", 1.0))
+    )
     rng, s, to = np.random.default_rng(seed), STYLES[dtype][style], FORMATS[dtype].round
     n, m, d = size["n"], size["m"], size["d"]
     q, k, v = (

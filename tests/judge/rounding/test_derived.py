@@ -85,7 +85,7 @@ def test_a_law_that_leaves_out_a_step_differs():
 
 @pytest.mark.parametrize("mean", [0.0, 2.0])
 def test_one_key_after_the_other_fits_linear_attention_in_float32(mean):
-    """Values of one sign: the running sums of the normaliser are as large as those of the values."""
+    """Running sums of the normaliser are as large as those of values of one sign."""
     single, z = np.float32, []
 
     def add(a, b):

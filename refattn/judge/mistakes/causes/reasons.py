@@ -27,10 +27,10 @@ from .normalisers import share_of_offset
 from .places import (
     analyse_sample,
     describe_place,
-    list_rows,
     find_coarse,
     find_common_factor,
     find_factor,
+    list_rows,
     list_seen,
     remark_normalisers,
     remark_stale,

@@ -22,13 +22,13 @@ from ..roundings import (
     walk,
 )
 
-_SUMS = ("matmul", "sum", "mean")
+_RUNNING = ("matmul", "sum", "mean")
 _ELEMENTARY = ("exp", "log")
-_ROUNDED = (*_SUMS, *_ELEMENTARY, "add", "subtract", "multiply", "divide", "given")
+_INEXACT = (*_RUNNING, *_ELEMENTARY, "add", "subtract", "multiply", "divide", "given")
 _HIGHER = {True: 16.0, False: 1 + 2.0**-6}  # higher orders of a bound, if steps are narrow or not
 
 
-class Law(NamedTuple):
+class RowLaw(NamedTuple):
     """What is derived of a row: arrays (d_v,), and a covariance (d_v, d_v)."""
 
     out: Doubles
@@ -37,7 +37,7 @@ class Law(NamedTuple):
     slack: Doubles  # what errors of exponentials and logarithms may have in common
 
 
-def derive(text: Callable[..., Traced], arrays: Any, roundings: Roundings, tied: bool) -> Law:
+def derive(text: Callable[..., Traced], arrays: Any, roundings: Roundings, tied: bool) -> RowLaw:
     """Derive the law of a row, (d_v,), which a text computes of arrays by name.
 
     Equal numbers of a step have equal errors if `tied`, or errors of their own: both are allowed.
@@ -48,23 +48,23 @@ def derive(text: Callable[..., Traced], arrays: Any, roundings: Roundings, tied:
     # Copies of all arrays, one a column: one sweep back has the derivatives of all columns.
     sweep = pull_to_steps(out, np.eye(columns).reshape(out.shape))
     narrow, operands = roundings.scores, roundings.weights
-    found = Law(out.x[0].ravel(), *np.zeros((1, columns, columns)), *np.zeros((2, columns)))
+    found = RowLaw(out.x[0].ravel(), *np.zeros((1, columns, columns)), *np.zeros((2, columns)))
     for step, slope in sweep.items():
-        if step.name not in _ROUNDED:
+        if step.name not in _INEXACT:
             continue
         variance, most, common = _round_step(step, roundings, tied)
         if narrow is not None and step.name != "given":
-            variance, most = _add_rounding(step.x[0], variance, most, narrow)
-        _add(found, slope, step.x[0], (variance, most, common), tied)
+            variance, most = _round_to(step.x[0], variance, most, narrow)
+        _spread(found, slope, step.x[0], (variance, most, common), tied)
         if step.name == "matmul" and narrow is None and operands is not None:
             for arg, through in zip(step.args, step.pull(slope), strict=True):  # type: ignore[misc]
                 if through is not None:
                     x = arg.x[0]
-                    _add(found, through, x, (*_add_rounding(x, 0.0, 0.0, operands), 0.0), tied)
+                    _spread(found, through, x, (*_round_to(x, 0.0, 0.0, operands), 0.0), tied)
     return found
 
 
-def _add(found: Law, slope: Any, x: Any, errors: Any, tied: bool) -> None:
+def _spread(found: RowLaw, slope: Any, x: Any, errors: Any, tied: bool) -> None:
     """Add the errors of a step, or of what it reads, to those of a row."""
     slope, x = np.where(np.isfinite(slope), slope, 0.0).reshape(len(slope), -1), np.ravel(x)
     variance, most, common = (
@@ -81,7 +81,7 @@ def _add(found: Law, slope: Any, x: Any, errors: Any, tied: bool) -> None:
         found.covariance[:] += (together * variance[order][starts][several]) @ together.T
 
 
-def _add_rounding(x: Doubles, variance: Any, most: Any, to: Format) -> tuple[Any, Any]:
+def _round_to(x: Doubles, variance: Any, most: Any, to: Format) -> tuple[Any, Any]:
     """Round what a step gave; a number of the type stays as it is."""
     step = to.spacing(x)
     return variance + np.where(to.round(x) == x, 0.0, step * step / 12), most + step / 2
@@ -91,7 +91,7 @@ def _round_step(step: Any, roundings: Roundings, tied: bool) -> tuple[Any, Any, 
     """Return variance and bound of what a step is off by, and what such errors have in common."""
     x, to = step.x[0], roundings.accumulate
     u, size, common = to.unit, np.abs(step.x[0]), 0.0
-    if step.name in _SUMS:
+    if step.name in _RUNNING:
         squares, sizes, count, equal = _list_terms(step, tied)
         count = np.maximum(count, 1)
         share, divided = (1 / count, 1.0) if step.name == "mean" else (1.0, 0.0)
@@ -123,12 +123,12 @@ def _list_terms(step: Any, tied: bool) -> tuple[Any, Any, Any, Any]:
         return np.square(a) @ np.square(b), np.abs(a) @ np.abs(b), (a != 0) * 1.0 @ (b != 0), equal
     terms, kept = step.args[0].x[0], step.args[0].x.ndim == step.x.ndim
     # Texts sum along the last axis, or keep the one that they sum along.
-    shorter = [i for i, n in enumerate(step.x.shape[1:]) if n < terms.shape[i]] if kept else []
-    terms = np.moveaxis(terms, shorter[0], -1) if shorter else terms
-    found = (*(np.sum(y, -1) for y in (terms**2, np.abs(terms), terms != 0)), _count_equal(terms))
-    if not kept:
-        return found
-    squares, sizes, count, equal = (np.expand_dims(y, shorter[0] if shorter else -1) for y in found)
+    along = [i for i, n in enumerate(step.x.shape[1:]) if n < terms.shape[i]] if kept else [-1]
+    if not along:  # sums of one term
+        return terms**2, np.abs(terms), 1.0, 1.0
+    terms = np.moveaxis(terms, along[0], -1)
+    sums = (*(np.sum(y, -1) for y in (terms**2, np.abs(terms), terms != 0)), _count_equal(terms))
+    squares, sizes, count, equal = (np.expand_dims(y, along[0]) if kept else y for y in sums)
     return squares, sizes, count, equal
 
 
@@ -143,7 +143,7 @@ def _count_equal(x: Doubles) -> Doubles:
     return most
 
 
-def write_rows(laws: list[Law], roundings: Roundings) -> tuple[RowErrors, Doubles]:
+def write_rows(laws: list[RowLaw], roundings: Roundings) -> tuple[RowErrors, Doubles]:
     """Add the last rounding, and return what is known of rows with their covariances before it."""
     out, covariance, bound, slack = (np.stack(x) for x in zip(*laws, strict=True))
     std = np.sqrt(np.diagonal(covariance, axis1=1, axis2=2))

@@ -17,15 +17,15 @@ from ....naive.doors import positive_scale
 from ..formats import widen
 from ..problems import Index, Problem, hide_unseen, take_head
 from ..roundings import Roundings, RowErrors
-from .law import Law, derive, write_rows
+from ..states import ReadHead
+from .law import RowLaw, derive, write_rows
 from .texts import TEXTS as LAWS
 from .texts import Query, Text
 
-ReadHead = Callable[[Index], Mapping[str, Any]]
-_HEADS = 64  # whose arrays are kept
-_FEW_NUMBERS = 4  # times as many numbers as different ones: steps may give equal numbers
+_CACHED_HEADS = 64  # whose arrays are kept
+_REPEATED = 4  # times as many numbers as different ones: steps may give equal numbers
 
-_KNOWN: WeakKeyDictionary[ReadHead, dict[Any, Law]] = WeakKeyDictionary()
+_DERIVED: WeakKeyDictionary[ReadHead, dict[Any, RowLaw]] = WeakKeyDictionary()
 
 
 def pose_text(
@@ -48,9 +48,7 @@ def pose_text(
     known = {*text.needs, *text.arrays, *text.options}
     for option, x in given.items():
         if x is not None and option not in known:
-            raise ValueError(
-                f"`{option}` must not be given for {name}, got {checks.describe(x)}."
-            )
+            raise ValueError(f"`{option}` must not be given for {name}, got {checks.describe(x)}.")
     values = {**dict.fromkeys(text.arrays), **text.options, **given, **numbers}
     values |= {"causal": causal, "scale": scale}
     for option in (x for x in text.needs if values.get(x) is None):
@@ -64,7 +62,7 @@ def pose_text(
     lead, (n, m) = grouped_lead(q, k, v), (q.shape[-2], k.shape[-2])
     band, numbers = Band.of(m - n, causal, (None, None)), numbers | arrays
 
-    @lru_cache(maxsize=_HEADS)
+    @lru_cache(maxsize=_CACHED_HEADS)
     def read(index: Index) -> Mapping[str, Any]:
         of_head = {x: take_head(y, index, lead) for x, y in numbers.items() if y is not None}
         return hide_unseen(of_head, band)
@@ -83,7 +81,7 @@ def pose_text(
     return posed._replace(derived=_Laws(text, options))
 
 
-def formula_of(fn: Any) -> tuple[Any, dict[str, Any]]:
+def open_formula(fn: Any) -> tuple[Any, dict[str, Any]]:
     """Return the formula of a record, and the options that the record gives it."""
     return getattr(fn, "func", fn), dict(getattr(fn, "keywords", {}))
 
@@ -98,20 +96,22 @@ class _Laws:
         self, problem: Problem, index: Index, roundings: Roundings, i: slice
     ) -> tuple[RowErrors, Doubles]:
         """Derive the laws of the queries i of a head, and the covariances of their columns."""
-        known, rows = _KNOWN.setdefault(problem.read, {}), range(i.start, i.stop)
+        known, rows = _DERIVED.setdefault(problem.read, {}), range(i.start, i.stop)
         before = roundings._replace(out=None)  # what all types of the output have in common
         for at in (x for x in rows if (index, before, x) not in known):
             known[index, before, at] = self._derive(problem, index, before, at)
         return write_rows([known[index, before, at] for at in rows], roundings)
 
-    def _derive(self, problem: Problem, index: Index, roundings: Roundings, at: int) -> Law:
+    def _derive(self, problem: Problem, index: Index, roundings: Roundings, at: int) -> RowLaw:
         x, (n, m, columns) = problem.read(index), problem.shape
         there = np.any(x["mask"], 0) if "mask" in x else np.ones(m, bool)
         seen = x["mask"][at] if "mask" in x else there
         if problem.causal:
             seen = seen & (np.arange(m) <= at + m - n)
         if not seen.any():
-            return Law(*np.zeros((1, columns)), np.zeros((columns, columns)), *np.zeros((2, columns)))
+            return RowLaw(
+                *np.zeros((1, columns)), np.zeros((columns, columns)), *np.zeros((2, columns))
+            )
         if roundings.fine:
             orders = ("pairs",) if roundings.of_log else ("samples",)
         else:  # the type of what is rounded shows, its order does not: all are allowed for
@@ -121,14 +121,14 @@ class _Laws:
         arrays["root"] = np.full((1, 1), problem.scale**0.5)
         if self.text.of_query:
             arrays["omega"] = x["omega"][at].reshape(-1, x["q"].shape[-1])
-        few = _FEW_NUMBERS * len(np.unique(x["k"])) < x["k"].size
+        few = _REPEATED * len(np.unique(x["k"])) < x["k"].size
         tied = few or len(np.unique(x["k"], axis=0)) < m
         laws = []
         for order in orders:
             write = partial(_write_scaled, self.text.write, query._replace(order=order))
             laws.append(derive(write, arrays, roundings, tied))
         out, covariances, bounds, slacks = zip(*laws, strict=True)
-        return Law(out[0], sum(covariances), np.max(bounds, 0), np.max(slacks, 0))
+        return RowLaw(out[0], sum(covariances), np.max(bounds, 0), np.max(slacks, 0))
 
 
 def _write_scaled(

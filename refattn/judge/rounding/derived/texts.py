@@ -1,6 +1,6 @@
 """Texts of estimators, of one query each: what its law is derived from, step by step.
 
-Arrays have one more axis, the first, of copies. Steps are in one of these orders, where they differ:
+Arrays have one more axis, the first, of copies. Steps are in one of several orders:
 
 * "samples": weights e^(score - maximum) are summed over the keys of each sample, and then over
   samples, and divided last;
@@ -23,7 +23,7 @@ from .... import naive
 from ....naive import doors
 from ....naive.lara import log_alpha, means_of_proposals
 from ....naive.terms import of_library
-from ....numbers.tape import fixed, untraced
+from ....numbers.tape import untraced
 
 _Seen = npt.NDArray[np.bool_]
 
@@ -58,7 +58,7 @@ def write_randomized(query: Query, q: Any, k: Any, v: Any, omega: Any) -> Any:
     """Average over the samples of a query, (..., S, d), means of the values (RA)."""
     xp, scores = q.__array_namespace__(), omega @ k.mT - _half_squares(k)
     if query.logs:
-        weights, _ = _weigh(scores, query.seen)
+        weights, _ = _divide_weights(scores, query.seen)
         return xp.mean(weights, axis=-2, keepdims=True) @ v
     return xp.mean(_average(scores, v, query.seen)[0], axis=-2, keepdims=True)
 
@@ -74,12 +74,12 @@ def write_proposals(query: Query, q: Any, k: Any, v: Any, omega: Any, centres: A
     some = untraced(log_weight)[0] > -math.inf
     log_weight = xp.where(some, log_weight, 0.0)
     if query.logs:
-        return _average_pairs(_estimate(q, k, omega, log_weight, some), v, query.seen)
+        return _average_pairs(_estimate_logs(q, k, omega, log_weight, some), v, query.seen)
     if query.order != "samples":
         of_query = q @ omega.mT + log_weight
         total, _ = _sum_features(query, of_query, (k, v, omega), query.seen, some)
         return total[..., :-1] / total[..., -1:]
-    means, log_size = _sample(k, v, omega, query.seen)
+    means, log_size = _attend_samples(k, v, omega, query.seen)
     return _average(q @ omega.mT + log_weight + log_size, means, some)[0]
 
 
@@ -92,15 +92,15 @@ def write_near_and_features(query: Query, q: Any, k: Any, v: Any, omega: Any) ->
     of_query, size = _half_squares(q) + math.log(omega.shape[-2]), omega.shape[-2]
     shown = np.append(query.seen & near, True)
     if query.logs:
-        estimates = _estimate(q, k, omega, 0.0) - of_query
+        estimates = _estimate_logs(q, k, omega, 0.0) - of_query
         return _average_pairs(xp.where(near, q @ k.mT, estimates), v, query.seen)
     if query.order != "samples":
         far, top = _sum_features(query, q @ omega.mT - of_query, (k, v, omega), query.seen & ~near)
         scores, values = q @ k.mT, xp.concat([v, xp.ones_like(v[..., :1])], axis=-1)
-        e, _, most, _ = _raise(xp.concat([scores, 0.0 * scores[..., :1] + top], axis=-1), shown)
+        e, *_ = _raise(xp.concat([scores, 0.0 * scores[..., :1] + top], axis=-1), shown)
         total = e[..., :-1] @ values + far * e[..., -1:]
         return total[..., :-1] / total[..., -1:]
-    means, log_size = _sample(k, v, omega, query.seen & ~near)
+    means, log_size = _attend_samples(k, v, omega, query.seen & ~near)
     scores = xp.concat([q @ k.mT, q @ omega.mT - of_query + log_size], axis=-1)
     seen = np.append(query.seen & near, np.full(size, np.any(query.seen & ~near)))
     return _average(scores, xp.concat([v, means], axis=-2), seen)[0]
@@ -110,15 +110,15 @@ def write_importance(query: Query, q: Any, k: Any, v: Any, omega: Any, log_weigh
     """Sum over samples, over the exact normaliser."""
     xp, q = q.__array_namespace__(), query.take(q)
     of_query = _half_squares(q) + math.log(omega.shape[-2])
-    _, lse = _weigh(q @ k.mT, query.seen)
+    _, lse = _divide_weights(q @ k.mT, query.seen)
     if query.logs:
-        logs = _estimate(q, k, omega, log_weight) - of_query - lse
+        logs = _estimate_logs(q, k, omega, log_weight) - of_query - lse
         return xp.where(query.seen, xp.exp(logs), 0.0) @ v
     if query.order != "samples":
         logs = q @ omega.mT + log_weight - of_query
         total, top = _sum_features(query, logs, (k, v, omega), query.seen)
         return total[..., :-1] * xp.exp(top - lse)
-    means, log_size = _sample(k, v, omega, query.seen)
+    means, log_size = _attend_samples(k, v, omega, query.seen)
     return xp.exp(q @ omega.mT + log_weight - of_query + log_size - lse) @ means
 
 
@@ -156,9 +156,11 @@ class _Chunks:
         xp = q.__array_namespace__()
         scores = xp.concat([query.take(q) @ k.mT, scores], axis=-1)
         values, seen = xp.concat([v, values], axis=-2), np.append(self.near, self.far)
-        return _average_pairs(scores, values, seen) if query.logs else _average(
-            scores, values, seen
-        )[0]
+        return (
+            _average_pairs(scores, values, seen)
+            if query.logs
+            else _average(scores, values, seen)[0]
+        )
 
 
 def write_chunks(query: Query, q: Any, k: Any, v: Any, omega: Any = None) -> Any:
@@ -215,14 +217,14 @@ def write_coreset(query: Query, q: Any, k: Any, v: Any, indices: Any) -> Any:
         of_keys = _half_squares(k)
         top = float(np.max(untraced(of_keys)[0][0, query.there], initial=0.0))
         kernel = xp.exp(scores - of_keys - half.mT) * xp.exp(of_keys - top)
-        weights, _ = _weigh(q @ chosen.mT - half, np.ones(len(taken), bool))
-        total = weights @ _solve(gram, xp.where(seen, kernel, 0.0) @ values)
+        weights, _ = _divide_weights(q @ chosen.mT - half, np.ones(len(taken), bool))
+        total = weights @ _eliminate(gram, xp.where(seen, kernel, 0.0) @ values)
         return total[..., :-1] / total[..., -1:]
     seen[taken] = False
     means, log_size = _average(scores, values, seen)
     log_size = log_size - half.mT
     top = np.max(untraced(log_size)[0])
-    carried = _solve(gram, xp.exp(log_size - top) * means)
+    carried = _eliminate(gram, xp.exp(log_size - top) * means)
     both = xp.concat([xp.take(values, taken, axis=-2), carried], axis=-2)
     scores = xp.concat([q @ chosen.mT, q @ chosen.mT - half + top], axis=-1)
     e, *_ = _raise(scores, np.ones(2 * len(taken), bool))
@@ -230,7 +232,7 @@ def write_coreset(query: Query, q: Any, k: Any, v: Any, indices: Any) -> Any:
     return total[..., :-1] / total[..., -1:]
 
 
-def _solve(a: Any, b: Any) -> Any:
+def _eliminate(a: Any, b: Any) -> Any:
     """Solve a x = b for a positive definite matrix, by elimination."""
     xp, size = a.__array_namespace__(), a.shape[-1]
     rows = xp.concat([a, b], axis=-1)
@@ -262,7 +264,7 @@ def _average(scores: Any, values: Any, seen: Any) -> tuple[Any, Any]:
     return e @ values / mass, top + top.__array_namespace__().log(mass)
 
 
-def _weigh(scores: Any, seen: Any) -> tuple[Any, Any]:
+def _divide_weights(scores: Any, seen: Any) -> tuple[Any, Any]:
     """Return weights e^(score - log normaliser), and the log normaliser."""
     _, mass, top, scores = _raise(scores, seen)
     xp = scores.__array_namespace__()
@@ -271,10 +273,10 @@ def _weigh(scores: Any, seen: Any) -> tuple[Any, Any]:
 
 
 def _average_pairs(scores: Any, values: Any, seen: Any) -> Any:
-    return _weigh(scores, seen)[0] @ values
+    return _divide_weights(scores, seen)[0] @ values
 
 
-def _sample(k: Any, v: Any, omega: Any, seen: _Seen) -> tuple[Any, Any]:
+def _attend_samples(k: Any, v: Any, omega: Any, seen: _Seen) -> tuple[Any, Any]:
     """Average values for each sample; the logs of their weights are a row, (..., 1, S)."""
     means, lse = _average(omega @ k.mT - _half_squares(k), v, seen)
     return means, lse.mT
@@ -295,10 +297,10 @@ def _sum_features(
     return phi @ psi.mT @ values, most + top
 
 
-def _estimate(q: Any, k: Any, omega: Any, log_weight: Any, there: Any = True) -> Any:
+def _estimate_logs(q: Any, k: Any, omega: Any, log_weight: Any, there: Any = True) -> Any:
     """Estimate logs of the kernel of the query and each key, without |q|^2 / 2."""
     terms = k @ omega.mT + (q @ omega.mT + log_weight)  # (..., m, S)
-    _, lse = _weigh(terms, there)
+    _, lse = _divide_weights(terms, there)
     return lse.mT - _half_squares(k)
 
 
@@ -315,8 +317,8 @@ class Text(NamedTuple):
 
 
 _OMEGA, _WINDOW = {"omega": "frequencies (..., S, d)"}, {"window": "tokens of a chunk"}
-_EVERY = ("samples", "pairs", "features", "states")
-_LARA = {"num_proposals": None, "weighting": "balance", "beta": 1.0}
+_ALL_ORDERS = ("samples", "pairs", "features", "states")
+_OF_PROPOSALS = {"num_proposals": None, "weighting": "balance", "beta": 1.0}
 
 # By formula, of `refattn.naive`.
 TEXTS: Mapping[Any, Text] = {
@@ -331,7 +333,12 @@ TEXTS: Mapping[Any, Text] = {
         write_randomized, (doors.shared_frequencies,), _OMEGA, ("omega",)
     ),
     naive.linear_randomized_attention: Text(
-        write_proposals, (doors.proposals,), _OMEGA, ("omega", "centres"), _LARA, orders=_EVERY
+        write_proposals,
+        (doors.proposals,),
+        _OMEGA,
+        ("omega", "centres"),
+        _OF_PROPOSALS,
+        orders=_ALL_ORDERS,
     ),
     naive.local_random_feature_attention: Text(
         write_near_and_features,
@@ -339,14 +346,14 @@ TEXTS: Mapping[Any, Text] = {
         _OMEGA,
         ("omega",),
         {"window": None},
-        orders=_EVERY,
+        orders=_ALL_ORDERS,
     ),
     naive.importance_sampled_attention: Text(
         write_importance,
         (doors.shared_frequencies,),
         _OMEGA,
         ("omega", "log_weight"),
-        orders=_EVERY,
+        orders=_ALL_ORDERS,
     ),
     naive.eva_attention: Text(
         write_chunks, (doors.chunks,), _WINDOW, ("omega",), {"window": None, "log_size": True}
