@@ -22,9 +22,9 @@ from ..roundings import (
     walk,
 )
 
-_RUNNING = ("matmul", "sum", "mean")
+_WALKS = ("matmul", "sum", "mean")
 _ELEMENTARY = ("exp", "log")
-_INEXACT = (*_RUNNING, *_ELEMENTARY, "add", "subtract", "multiply", "divide", "given")
+_INEXACT = (*_WALKS, *_ELEMENTARY, "add", "subtract", "multiply", "divide", "given")
 _HIGHER = {True: 16.0, False: 1 + 2.0**-6}  # higher orders of a bound, if steps are narrow or not
 
 
@@ -55,16 +55,16 @@ def derive(text: Callable[..., Traced], arrays: Any, roundings: Roundings, tied:
         variance, most, common = _round_step(step, roundings, tied)
         if narrow is not None and step.name != "given":
             variance, most = _round_to(step.x[0], variance, most, narrow)
-        _spread(found, slope, step.x[0], (variance, most, common), tied)
+        _add_errors(found, slope, step.x[0], (variance, most, common), tied)
         if step.name == "matmul" and narrow is None and operands is not None:
             for arg, through in zip(step.args, step.pull(slope), strict=True):  # type: ignore[misc]
                 if through is not None:
                     x = arg.x[0]
-                    _spread(found, through, x, (*_round_to(x, 0.0, 0.0, operands), 0.0), tied)
+                    _add_errors(found, through, x, (*_round_to(x, 0.0, 0.0, operands), 0.0), tied)
     return found
 
 
-def _spread(found: RowLaw, slope: Any, x: Any, errors: Any, tied: bool) -> None:
+def _add_errors(found: RowLaw, slope: Any, x: Any, errors: Any, tied: bool) -> None:
     """Add the errors of a step, or of what it reads, to those of a row."""
     slope, x = np.where(np.isfinite(slope), slope, 0.0).reshape(len(slope), -1), np.ravel(x)
     variance, most, common = (
@@ -91,7 +91,7 @@ def _round_step(step: Any, roundings: Roundings, tied: bool) -> tuple[Any, Any, 
     """Return variance and bound of what a step is off by, and what such errors have in common."""
     x, to = step.x[0], roundings.accumulate
     u, size, common = to.unit, np.abs(step.x[0]), 0.0
-    if step.name in _RUNNING:
+    if step.name in _WALKS:
         squares, sizes, count, equal = _list_terms(step, tied)
         count = np.maximum(count, 1)
         share, divided = (1 / count, 1.0) if step.name == "mean" else (1.0, 0.0)

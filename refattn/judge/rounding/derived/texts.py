@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from .... import naive
 from ....naive import doors
-from ....naive.lara import log_alpha, means_of_proposals
+from ....naive.lara import log_alpha
 from ....naive.terms import of_library
 from ....numbers.tape import untraced
 
@@ -66,10 +66,12 @@ def write_randomized(query: Query, q: Any, k: Any, v: Any, omega: Any) -> Any:
 def write_proposals(query: Query, q: Any, k: Any, v: Any, omega: Any, centres: Any = None) -> Any:
     """Average over samples of several proposals (LARA)."""
     xp, x = q.__array_namespace__(), query.options
-    about = centres, x["num_proposals"], query.there[None, :], query.causal
-    proposals = of_library(means_of_proposals)(q, k, *about)
-    log_weight = of_library(log_alpha)(q, omega, *proposals, x["weighting"], x["beta"])
-    row = min(query.at, log_weight.shape[-2] - 1)
+    q_mean, centres, there = _mean_proposals(query, q, k, centres)
+    every = x["weighting"] == "query-over-queries"  # else a query has no need of others
+    own, row = q if every else query.take(q), query.at if every else 0
+    about = q_mean, centres, there, x["weighting"], x["beta"]
+    log_weight = of_library(log_alpha)(own, omega, *about)
+    row = min(row, log_weight.shape[-2] - 1)
     log_weight, q = log_weight[:, row : row + 1], query.take(q)
     some = untraced(log_weight)[0] > -math.inf
     log_weight = xp.where(some, log_weight, 0.0)
@@ -120,6 +122,28 @@ def write_importance(query: Query, q: Any, k: Any, v: Any, omega: Any, log_weigh
         return total[..., :-1] * xp.exp(top - lse)
     means, log_size = _attend_samples(k, v, omega, query.seen)
     return xp.exp(q @ omega.mT + log_weight - of_query + log_size - lse) @ means
+
+
+def _mean_proposals(query: Query, q: Any, k: Any, centres: Any) -> tuple[Any, Any, Any]:
+    """Return mean queries of chunks, means of proposals, and which of these the query has."""
+    xp, (n, m), count = q.__array_namespace__(), query.of, query.options["num_proposals"]
+    each, of_queries = np.arange(count), np.arange(n) * count // n
+    if query.causal:
+        of_keys = np.arange(n - m, n) * count // n
+    else:  # of keys that are not masked each chunk has as many
+        of_keys = (np.cumsum(query.there) - 1) * count // max(np.sum(query.there), 1)
+    of_keys = np.where(query.there, of_keys, -1)
+
+    def average(x: Any, of: Any) -> Any:
+        members = 1.0 * (of == each[:, None])
+        return members @ x / np.maximum(np.sum(members, -1, keepdims=True), 1)
+
+    q_mean = average(q, of_queries)
+    centres = q_mean + average(k, of_keys) if centres is None else centres
+    if not query.causal:
+        return q_mean, centres, np.ones((1, count), bool)
+    centres = xp.concat([0.0 * centres[..., :1, :], centres[..., :-1, :]], axis=-2)
+    return q_mean, centres, (each <= of_queries[query.at])[None]
 
 
 class _Chunks:
