@@ -189,7 +189,13 @@ def draw_estimator(rng: np.random.Generator) -> tuple[str, Draw]:
         int(2 ** rng.uniform(*x)) for x in ((0, 5), (1, 6), (1, 5), (1, 5), (0, 5))
     )
     count, large = int(rng.integers(1, 5)), float(rng.choice([0.3, 1.0, 3.0]))
-    sizes = {"n": min(n, m), "m": m, "d": d, "d_v": d_v, "window": int(rng.integers(1, m + 1))}
+    sizes: Draw = {
+        "n": min(n, m),
+        "m": m,
+        "d": d,
+        "d_v": d_v,
+        "window": int(rng.integers(1, m + 1)),
+    }
     sizes |= {"samples": count * samples, "count": count, "large": large}
     seed = int(rng.integers(2**31))
     given = estimators.draw(name, style, dtype, seed, causal=causal, **sizes)

@@ -40,8 +40,8 @@ DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_
 
 _CODES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _CODES |= {"F16": "float16", "F32": "float32", "F64": "float64", "BOOL": "bool", "I8": INTEGER}
-_FIRST = ("mask", "bias", "sinks", "omega", "decay", "initial_state", "state")  # heads come first
-_FIRST += ("log_weight", "centres", "indices")
+_FIRST = ("mask", "bias", "sinks", "omega", "log_weight", "centres", "indices")  # heads come first
+_STATES_FIRST = ("decay", "initial_state", "state")
 _FINITE = ("q", "k", "v", *SCALES.values(), "omega", "d_out")
 _READ = (*ARRAYS, *SCALES.values())
 _OPTIONS = ("causal", "scale", "window", "softcap")  # which no array of a file replaces
@@ -289,7 +289,9 @@ def view_heads_first(arrays: Mapping[str, Any], layout: str) -> dict[str, Any]:
         return dict(arrays)
     axes = np.ndim(arrays["q"])
     views = {
-        x: y if x in _FIRST else put_heads_first(x, y, 1 if np.ndim(y) < axes else 2)
+        x: y
+        if x in (*_FIRST, *_STATES_FIRST)
+        else put_heads_first(x, y, 1 if np.ndim(y) < axes else 2)
         for x, y in arrays.items()
     }
     rows = views["q"].shape[-3:-1]

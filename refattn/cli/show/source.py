@@ -48,7 +48,7 @@ def introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
     said.append("causal" if band.causal else "not causal")
     if band.window != (None, None):
         said.append(f"window {','.join('' if x is None else str(x) for x in band.window)}")
-    options = () if problem.derived is None else problem.derived.options.items()
+    options = getattr(problem.derived, "options", {}).items()
     said += [f"{x.replace('_', ' ')} {y}" for x, y in options if y is not None]
     if problem.softcap is not None:
         said.append(f"softcap {problem.softcap:g}")

@@ -30,7 +30,7 @@ _RANDOM_ROWS = 64  # of a block at random
 _COMPARED_ROWS, _COMPARED_BLOCKS = 64, 4  # by which profiles are compared
 _SCREENED_PAIRS, _BLOCK_ROWS = 2**21, 256  # of rows by which a profile may be ruled out
 _COMPARED_HEADS, _GLANCED_ROWS = 1, 512  # of gradients
-_DERIVED_ROWS, _DERIVED_SUMS = 8, 2**27  # of a block whose laws are derived; products in all
+_DERIVED_ROWS, _DERIVED_SUMS = 4, 2**27  # of a block whose laws are derived; products in all
 
 
 class Look(NamedTuple):

@@ -19,7 +19,8 @@ from ...files.tensors import Tensors
 from ...registry import ESTIMATORS
 from ..mistakes.causes.places import remark_stray
 from ..mistakes.causes.wrong_rows import thin
-from ..rounding.derived.rows import LAWS, open_formula, pose_text
+from ..rounding.derived.rows import open_formula, pose_text
+from ..rounding.derived.texts import TEXTS
 from ..rounding.formats import FORMATS
 from ..rounding.layers import pose_recurrence
 from ..rounding.problems import (
@@ -197,10 +198,10 @@ def kind_of(estimator: Any) -> str:
         for trait, kind in _KINDS.items():
             if record.has(trait):
                 return kind
-        if open_formula(record.naive)[0] in LAWS:
+        if open_formula(record.naive)[0] in TEXTS:
             return "text"
     chunked = (x.name for x in ESTIMATORS.values() if x.has("recurrent"))
-    texts = (x.name for x in ESTIMATORS.values() if open_formula(x.naive)[0] in LAWS)
+    texts = (x.name for x in ESTIMATORS.values() if open_formula(x.naive)[0] in TEXTS)
     known = ", ".join(dict.fromkeys([*CALLED.values(), *texts, *chunked]))
     raise ValueError(f"`estimator` must be one of {known}, got {estimator!r}.")
 
@@ -254,7 +255,7 @@ def list_judged() -> list[str]:
         name
         for name, record in ESTIMATORS.items()
         if record.arrays == ("q", "k", "v")
-        and (any(record.has(x) for x in _KINDS) or open_formula(record.naive)[0] in LAWS)
+        and (any(record.has(x) for x in _KINDS) or open_formula(record.naive)[0] in TEXTS)
     ]
 
 

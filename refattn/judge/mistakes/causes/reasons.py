@@ -91,12 +91,12 @@ def explain(
     if problem.derived is not None:
         near = verdict.z.largest < _NEAR_ORDERS
         remarks, wrong = [*verdict.remarks, *[_ORDERS] * near], np.zeros(verdict.shape[:-1], bool)
-        for at, _ in verdict.rows:
-            wrong[at] = True
+        for row, _ in verdict.rows:
+            wrong[row] = True
         rows = wrong.reshape(-1, problem.shape[0])
         looked = round(verdict.looked_at * wrong.size)
-        place = ", ".join([f"{wrong.sum():,} of {looked:,} rows", *list_rows(problem, rows)])
-        return verdict._replace(suspects=fits, remarks=remarks, place=place * bool(verdict.rows))
+        words = ", ".join([f"{wrong.sum():,} of {looked:,} rows", *list_rows(problem, rows)])
+        return verdict._replace(suspects=fits, remarks=remarks, place=words * bool(verdict.rows))
     if problem.kind != "scores":
         # Features have no scores: where products are positive, their logarithms stand for these.
         found = list(_explain_features(problem, numbers, profiles, verdict))

@@ -155,5 +155,5 @@ def write_rows(laws: list[RowLaw], roundings: Roundings) -> tuple[RowErrors, Dou
     bound = round_bound(roundings.out, out, bound)
     std, worst = (np.where(std > 0, y, math.inf) for y in (std, worst))
     none = np.zeros(len(out))
-    known = out, none, none, near, std, worst, bound, none, none, none, spacing, slack, {}
+    known: Any = out, none, none, near, std, worst, bound, none, none, none, spacing, slack, {}
     return RowErrors(*known), covariance

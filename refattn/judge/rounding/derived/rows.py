@@ -19,8 +19,7 @@ from ..problems import Index, Problem, hide_unseen, take_head
 from ..roundings import Roundings, RowErrors
 from ..states import ReadHead
 from .law import RowLaw, derive, write_rows
-from .texts import TEXTS as LAWS
-from .texts import Query, Text
+from .texts import TEXTS, Query, Text
 
 _CACHED_HEADS = 64  # whose arrays are kept
 _REPEATED = 4  # times as many numbers as different ones: steps may give equal numbers
@@ -41,7 +40,7 @@ def pose_text(
     causal: bool = False,
 ) -> Problem:
     """Pose the problem of an estimator by its formula, with what else it takes by name."""
-    text = LAWS[formula]
+    text = TEXTS[formula]
     q, k, v = (widen(x, y) for x, y in (("q", q), ("k", k), ("v", v)))
     numbers = {"q": q, "k": k, "v": v, "mask": None if mask is None else to_host(mask, None)}
     qkv.check(q, k, v, mask=numbers["mask"], causal=causal)
@@ -109,13 +108,11 @@ class _Laws:
         if problem.causal:
             seen = seen & (np.arange(m) <= at + m - n)
         if not seen.any():
-            return RowLaw(
-                *np.zeros((1, columns)), np.zeros((columns, columns)), *np.zeros((2, columns))
-            )
-        if roundings.fine:
+            none = np.zeros(columns)
+            return RowLaw(none, np.zeros((columns, columns)), none, none)
+        orders: tuple[str, ...] = self.text.orders
+        if roundings.fine:  # else what is rounded is known, but not in which order
             orders = ("pairs",) if roundings.of_log else ("samples",)
-        else:  # the type of what is rounded shows, its order does not: all are allowed for
-            orders = self.text.orders
         query = Query(at, (n, m), seen, there, problem.causal, self.options, "")
         arrays = {name: x[name] for name in ("q", "k", "v", *self.text.arrays) if name in x}
         arrays["root"] = np.full((1, 1), problem.scale**0.5)
