@@ -13,7 +13,7 @@ import refattn
 ROOT = Path(refattn.__file__).parent
 LINES, MODULES, PARAMETERS, HOMES = 600, 20, 7, 80
 FORMULAS = set(refattn.naive.__all__)
-SEARCHES = {"array_namespace": 60, "broadcast_lead": 12}
+SEARCHES = {"array_namespace": 64, "broadcast_lead": 12}
 FOREIGN = {"torch", "jax", "cupy", "dask", "tensorflow", "mlx", "ndonnx", "sparse"}
 # A folder, or a module at the top or in `judge`, and those that it imports beside `arrays` and
 # `typing`. What computes attention imports nothing of what judges it, which has one door.
@@ -22,6 +22,7 @@ TABLE = {
     "naive": "_version",
     "features": "",
     "files": "",
+    "numbers": "",
     "engine": "features",
     "attention": "engine",
     "kernels": "engine",
@@ -42,7 +43,7 @@ TABLE = {
     "compare": "adapt attention files moments registry sampling theory",
     "judge": "",
     "judge.stats": "",
-    "judge.rounding": "certified engine",
+    "judge.rounding": "certified engine naive numbers",
     "judge.mistakes": "engine features judge.rounding judge.stats judge.verification naive "
     "registry",
     "judge.verification": "engine features files judge.mistakes judge.rounding judge.stats "

@@ -37,6 +37,7 @@ cutting: Any = import_module("tests.judge.rounding.cutting")
 rounded: Any = import_module("tests.judge.rounding.rounded")
 doubles: Any = import_module("tests.judge.verification.test_float64")
 caches: Any = import_module("tests.judge.verification.test_types")
+estimators: Any = import_module("tests.judge.rounding.estimators")
 linear: Any = import_module("tests.judge.rounding.test_linear")
 recurrences: Any = import_module("tests.judge.verification.test_recurrent")
 ALPHAS = (1e-6, 0.001, 0.01, 0.05)
@@ -181,11 +182,35 @@ def draw_steps(rng: np.random.Generator) -> tuple[str, Draw]:
     return f"{form} {dtype}, causal {causal}", linear.by_steps(form, dtype, causal, mean, seed=seed)
 
 
+def draw_estimator(rng: np.random.Generator) -> tuple[str, Draw]:
+    """Draw a file of an estimator whose law is derived from its text."""
+    name, dtype = (
+        str(rng.choice(estimators.NAMES)),
+        str(rng.choice([*NARROW, "float32", "float32"])),
+    )
+    style, causal = str(rng.choice([*estimators.STYLES[dtype]])), bool(rng.random() < 0.4)
+    n, m, d, d_v, samples = (
+        int(2 ** rng.uniform(*x)) for x in ((0, 5), (1, 6), (1, 5), (1, 5), (0, 5))
+    )
+    count, large = int(rng.integers(1, 5)), float(rng.choice([0.3, 1.0, 3.0]))
+    sizes: Draw = {
+        "n": min(n, m),
+        "m": m,
+        "d": d,
+        "d_v": d_v,
+        "window": int(rng.integers(1, m + 1)),
+    }
+    sizes |= {"samples": count * samples, "count": count, "large": large}
+    seed = int(rng.integers(2**31))
+    given = estimators.draw(name, style, dtype, seed, causal=causal, **sizes)
+    return f"{name} {dtype} {style}, causal {causal}, {sizes}", given
+
+
 def draw_file(seed: int) -> tuple[str, Draw]:
     """Draw a right file, and say what it is."""
     rng = np.random.default_rng(seed)
-    more = [draw_double, draw_cache, draw_cut_gradients, draw_sums, draw_steps]
-    draw = [*more, *[draw_usual] * 7][seed % 12]
+    more = [draw_double, draw_cache, draw_cut_gradients, draw_sums, draw_steps, draw_estimator]
+    draw = [*more, *[draw_usual] * 7][seed % 13]
     return draw(rng)
 
 

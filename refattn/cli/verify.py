@@ -109,8 +109,17 @@ def _parse_types(
     metavar="NAME",
     default="softmax",
     show_default=True,
-    help="What was computed: softmax, rfa (omega from FILE, positive features), linear (elu+1), or "
-    "a recurrence such as gated-delta-rule (beta, log_decay, ... from FILE).",
+    help="What was computed: softmax, rfa (omega from FILE, positive features), linear (elu+1), a "
+    "recurrence such as gated-delta-rule (beta, log_decay, ... from FILE), or ra, lara, rfa-local, "
+    "importance-sampling, eva, second-order or coreset (omega, centres, indices from FILE).",
+)
+@click.option("--chunk", type=int, metavar="N", help="Tokens of a chunk, for eva and second-order.")
+@click.option(
+    "--proposals",
+    "num_proposals",
+    type=int,
+    metavar="N",
+    help="Number of proposals, for lara.  [default: that of the frequencies]",
 )
 @click.option(
     "--dtype",
@@ -197,7 +206,7 @@ def _foresee(
     from ..judge.verification.looks import choose_blocks, count_rows
     from ..judge.verification.tolerances import block_seconds
 
-    if 0 in (*problem.lead, *problem.shape):
+    if 0 in (*problem.lead, *problem.shape) or problem.derived is not None:
         return 0.0
     name = next(iter(usual_profiles(dtype))) if profile is None else profile
     block = block_seconds(problem, dtype, profile_of(name))
@@ -256,7 +265,7 @@ def _judge_layout(
 
         judged = settle({name: shown(part) for name, part in parts.items()}, empty_rows)
         names: Any = profile
-        if profile is None and problem.kind != "recurrent":
+        if profile is None and problem.kind not in ("recurrent", "text"):
             names = name_profiles(tensors.dtypes, tensors.dtype, bool(tensors.scales), parts)
         verdict = judge_all(judged, tensors.dtype, names, alpha, everything, hardware)
     return Verified(tensors, problem, parts, verdict)

@@ -41,10 +41,12 @@ DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_
 
 _CODES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _CODES |= {"F16": "float16", "F32": "float32", "F64": "float64", "BOOL": "bool", "I8": INTEGER}
-_FIRST = ("mask", "bias", "sinks", "omega", "decay", "initial_state", "state")  # heads come first
+_FIRST = ("mask", "bias", "sinks", "omega", "log_weight", "centres", "indices")  # heads come first
+_STATES_FIRST = ("decay", "initial_state", "state")
 _FINITE = ("q", "k", "v", *SCALES.values(), "omega", "d_out")
 _READ = (*ARRAYS, *SCALES.values())
 _OPTIONS = ("causal", "scale", "window", "softcap")  # which no array of a file replaces
+_INTEGERS = {"I32": "<i4", "I64": "<i8", "int32": "", "int64": ""}
 _WIDE = ("float32", "float64")  # may hold numbers that were rounded
 _BLOCK = 1 << 20  # numbers that are looked at together
 _CANNOT = (
@@ -86,7 +88,14 @@ class Tensors:
         self.others = tuple(sorted(others))  # names of what else the file holds
         self._views = views
         self._cores = dict.fromkeys(views, 2) | {"lse": 1, "sinks": 0}
-        self._cores |= {"beta": 1, "write": 1, "log_decay": 1, "decay": 0}
+        self._cores |= {
+            "log_weight": 0,
+            "indices": 0,
+            "beta": 1,
+            "write": 1,
+            "log_decay": 1,
+            "decay": 0,
+        }
 
     def heads(self) -> Iterator[_Shape]:
         """Yield indices of all query heads."""
@@ -171,15 +180,17 @@ def open_tensors(
     views = view_heads_first(arrays, layout)
     if "mask" in views:
         views["mask"] = mask_of_members(views["mask"], *(views[name] for name in "qkv"))
+    has_state = "initial_state" in also
+    shaped = {x: y for x, y in views.items() if x not in also or has_state}
     try:
-        lead = _check_shapes(views, bool(also))
+        lead = _check_shapes(shaped, has_state)
     except ValueError as error:
         hint = " (Shapes with heads before tokens.)" if layout == "bnhd" else ""
-        other = None if sequences is not None else fits_other_layout(arrays, layout, bool(also))
+        other = None if sequences is not None else fits_other_layout(arrays, layout, has_state)
         hint += f" These shapes fit --layout {other}." if other else ""
         raise ValueError(f"{error}{hint}") from None
     for name, x in (read | {x: arrays[x] for x in "qkv"}).items():  # no blocks that are not read
-        if also or name not in "kv":  # in keys that no query sees, these may be anything
+        if has_state or name not in "kv":  # in keys that no query sees, these may be anything
             _check_numbers(name, x)
     if isinstance(dtype, Mapping):
         dtypes = _types_by_array(arrays, types)
@@ -245,6 +256,8 @@ def _view_array(name: str, x: Floats | safetensors.Tensor) -> Floats:
     if name == "mask" and dtype != "bool":
         read = re.sub(r"^I(?=\d)", "int", dtype)  # as safetensors call it
         raise TypeError(checks.say_not_boolean("mask", read))
+    if name == "indices" and dtype in _INTEGERS:
+        return x.view(_INTEGERS[dtype]) if isinstance(x, safetensors.Tensor) else x
     if name in SCALES and dtype == INTEGER:
         return x.view(np.int8) if isinstance(x, safetensors.Tensor) else x
     if name != "mask" and dtype not in DTYPES:
@@ -277,7 +290,9 @@ def view_heads_first(arrays: Mapping[str, Any], layout: str) -> dict[str, Any]:
         return dict(arrays)
     axes = np.ndim(arrays["q"])
     views = {
-        x: y if x in _FIRST else put_heads_first(x, y, 1 if np.ndim(y) < axes else 2)
+        x: y
+        if x in (*_FIRST, *_STATES_FIRST)
+        else put_heads_first(x, y, 1 if np.ndim(y) < axes else 2)
         for x, y in arrays.items()
     }
     rows = views["q"].shape[-3:-1]

@@ -216,6 +216,7 @@ for _record in (
         size="num_samples",
         options=(*_SEES, "omega"),
         traits=(*_SHARED, "quadratic"),
+        aliases=("importance-sampling",),
         vjp=f"{_PULLBACKS}.rules:vjp_importance_sampled",
         evaluate=rfa.importance_sampled_attention,
     ),

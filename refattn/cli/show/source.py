@@ -48,6 +48,8 @@ def introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
     said.append("causal" if band.causal else "not causal")
     if band.window != (None, None):
         said.append(f"window {','.join('' if x is None else str(x) for x in band.window)}")
+    options = getattr(problem.derived, "options", {}).items()
+    said += [f"{x.replace('_', ' ')} {y}" for x, y in options if y is not None]
     if problem.softcap is not None:
         said.append(f"softcap {problem.softcap:g}")
     said += [f"with {x}" for x in ("mask", "bias", "sinks") if x in given]

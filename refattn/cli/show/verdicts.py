@@ -29,7 +29,7 @@ class Verified(NamedTuple):
         shapes = self.tensors.shapes
         if "d_out" in shapes and not {"dq", "dk", "dv"} & {*shapes}:
             yield UNUSED_D_OUT
-        if "omega" in shapes and self.problem.kind != "frequencies":
+        if "omega" in shapes and self.problem.kind not in ("frequencies", "text"):
             yield "omega is not used: it is for --estimator rfa"
         if "lse" in shapes and "out" not in shapes:
             yield "lse is judged only with out"

@@ -26,9 +26,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...arrays import checks, frequencies
 from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
-from .formats import Format
+from .formats import Format, widen
 from .roundings import BIAS, RMS, SURE, WORST, Roundings, RowErrors, walk
 
 _DOUBLE_ELU = 2.0**-40  # by which elu(x) + 1 may differ in float64, over its size or 1
@@ -56,6 +57,18 @@ class LinearHead(NamedTuple):
     visible: npt.NDArray[np.bool_] | None  # keys, (m,)
     causal: bool
     of_map: bool = False  # whether products of features and sums may be rounded
+
+
+def read_frequencies(omega: Any, log_weight: Any, features: str, q: Doubles) -> dict[str, Doubles]:
+    """Check frequencies (..., S, d) of positive features, and log weights (..., 1, S)."""
+    checks.choice("features", features, ("positive", "hyperbolic"))
+    omega = widen("omega", omega)
+    weights = None if log_weight is None else widen("log_weight", log_weight)
+    omega, weights = frequencies.shared(omega, weights, q, q.shape[:-2])
+    weights = np.broadcast_to(weights, omega.shape[:-1])
+    if features == "hyperbolic":  # the positive ones of a frequency and of its negative
+        omega, weights = np.concatenate([omega, -omega], -2), np.concatenate([weights] * 2, -1)
+    return {"omega": omega, "log_weight": weights[..., None, :]}
 
 
 def random_feature_head(
@@ -247,7 +260,7 @@ class _States(NamedTuple):
     total: Doubles  # psi v and psi
     nearest: Doubles  # the same, rounded
     noise: Doubles  # psi^2 var(beta) times v^2, v and 1
-    squares: Doubles  # psi^2 v^2
+    squares: Doubles  # psi^2 times v^2 and 1
     shift: Doubles  # |psi| (e^most - 1) times |v| and 1
     sizes: Doubles  # |psi| times |v| and 1
 
@@ -262,7 +275,7 @@ def _list_columns(keys: FeatureErrors, v: Doubles) -> Iterator[tuple[Doubles, Do
         (keys.value, signed),
         (keys.nearest, signed),
         (np.square(value) * keys.variance, noise),
-        (np.square(value), v * v),
+        (np.square(value), np.square(signed)),
         (value * np.expm1(keys.most), size),
         (value, size),
     )
@@ -335,12 +348,14 @@ def _analyse_rows(
     benford += about(_weigh_states(square, states.noise))
     features = value.shape[-1]
     run = max(1, min(m, roundings.run))
-    # Running sums over the keys of a run, sums of runs, and the sum over features.
-    walked = _weigh_states(
-        square,
-        walk(0.0, total, states.squares, run, roundings.lanes) + total * total * max(1, m / run),
-    )
-    walked += walk(0.0, out, _weigh_states(square, total * total), features, roundings.lanes)
+    # Running sums over the keys of a run, sums of runs, and the sum over features; those of the
+    # normaliser move the quotient, too.
+    sizes = np.square(states.total)
+    moved = walk(0.0, states.total, states.squares, run, roundings.lanes) + sizes * max(1, m / run)
+    walked = _weigh_states(square, moved)
+    last = np.concatenate([out, np.ones_like(mass)], -1)
+    walked += walk(0.0, last, _weigh_states(square, sizes), features, roundings.lanes)
+    walked = walked[:, :-1] + out * out * walked[:, -1:]
     benford += (RMS * unit) ** 2 * (walked + 3 * out * out)
     if narrow is not None:
         ends = _weigh_states(square, np.concatenate([total * total, count * count], -1))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...arrays import checks, frequencies, qkv
+from ...arrays import checks, qkv
 from ...arrays.blocks import WHOLE, blocks
 from ...arrays.heads import grouped_lead
 from ...arrays.library import Doubles, to_host
@@ -23,7 +23,13 @@ from ...engine.scores import Band
 from .backward import analyse_gradient, exact_gradient, list_sources
 from .formats import FORMATS, Format, check_all_hold, widen
 from .head import ExactRows, ScoredRows, SoftmaxHead, exact_rows
-from .linear import LinearHead, analyse_linear, map_head, random_feature_head
+from .linear import (
+    LinearHead,
+    analyse_linear,
+    map_head,
+    random_feature_head,
+    read_frequencies,
+)
 from .profiles import Profile
 from .recurrent import Recurrence, look_at_recurrence
 from .roundings import Roundings, RowErrors
@@ -67,7 +73,7 @@ class Problem(NamedTuple):
     window: tuple[int | None, int | None]
     softcap: float | None
     feature_map: Callable[[Any], Any] | None = None
-    kind: str = "scores"  # what weights are made of, or "frequencies", "map" or "recurrent"
+    kind: str = "scores"  # what weights are made of, or "frequencies", "map", "recurrent", "text"
     gradient: Gradient | None = None
     has_sinks: bool = False
     key_heads: int | None = None  # heads of keys where query heads share these in groups
@@ -77,6 +83,7 @@ class Problem(NamedTuple):
     record: str = ""  # name of a recurrence
     of: str = "out"  # what a recurrence gives: that, its last state or a gradient
     kept: str = ""  # type of the states that a recurrence was given or gave, if there is one
+    derived: Callable[..., tuple[RowErrors, Doubles]] | None = None  # laws of rows, by a text
 
     @property
     def called(self) -> str:
@@ -91,9 +98,8 @@ class Problem(NamedTuple):
     @property
     def result(self) -> str:
         """What the result is called."""
-        if self.of != "out":
-            return "the last state" if self.of == "state" else self.of
-        return "the output" if self.gradient is None else self.gradient.of
+        named = self.of if self.gradient is None else self.gradient.of
+        return {"out": "the output", "state": "the last state"}.get(named, named)
 
     @property
     def first(self) -> Mapping[str, Any]:
@@ -128,6 +134,8 @@ class Problem(NamedTuple):
         if (gradient := self.gradient) is not None:
             saved = gradient.saved(index, roundings)
             return analyse_gradient(saved, roundings, gradient.of, i, gradient.along(index))
+        if self.derived is not None:
+            return self.derived(self, index, roundings, i)[0]
         if self.kind == "scores":
             return analyse_softmax(self.head(index), roundings, i, changes, exact)
         if self.kind == "recurrent":
@@ -142,8 +150,7 @@ class Problem(NamedTuple):
         """Compute the exact result of scores, or of a gradient by one in so many tokens."""
         if self.gradient is None:
             return exact_rows(self.head(index), i)
-        saved = self.gradient.saved(index, roundings)
-        return exact_gradient(saved, self.gradient.of, i, thin)
+        return exact_gradient(self.gradient.saved(index, roundings), self.gradient.of, i, thin)
 
     def list_sources(self, index: Index, roundings: Roundings, i: slice) -> list[Doubles]:
         """List what makes rows: queries, with the derivatives to outputs, or keys and values."""
@@ -265,8 +272,7 @@ class Problem(NamedTuple):
         """Name each option that was given, with the problem that is left without it."""
         if self.softcap is not None:
             yield "soft cap", self._replace(softcap=None)
-        given = (name for name in ("bias", "mask") if name in self.first)
-        yield from ((name, self.without(name)) for name in given)
+        yield from ((x, self.without(x)) for x in ("bias", "mask") if x in self.first)
         if self.has_sinks:
             yield "sinks", self.without("sinks")
         if self.causal:
@@ -401,8 +407,8 @@ def pose_gradients(
     The derivatives `d_out` must be numbers of the type, as those that a kernel was given.
     """
     if problem.kind != "scores":
-        got = CALLED[problem.kind]
-        raise ValueError(f"gradients are judged for softmax and recurrences only, got {got}.")
+        only = "gradients are judged for softmax and recurrences only"
+        raise ValueError(f"{only}, got {problem.called}.")
     for index in np.ndindex(problem.lead):
         check_all_hold("d_out", d_out(index), index, dtype)
 
@@ -545,18 +551,6 @@ def check_mask_of_keys(shape: tuple[int, ...], kind: str) -> None:
         )
 
 
-def read_frequencies(omega: Any, log_weight: Any, features: str, q: Doubles) -> dict[str, Doubles]:
-    """Check frequencies (..., S, d) of positive features, and log weights (..., 1, S)."""
-    checks.choice("features", features, ("positive", "hyperbolic"))
-    omega = widen("omega", omega)
-    weights = None if log_weight is None else widen("log_weight", log_weight)
-    omega, weights = frequencies.shared(omega, weights, q, q.shape[:-2])
-    weights = np.broadcast_to(weights, omega.shape[:-1])
-    if features == "hyperbolic":  # the positive ones of a frequency and of its negative
-        omega, weights = np.concatenate([omega, -omega], -2), np.concatenate([weights] * 2, -1)
-    return {"omega": omega, "log_weight": weights[..., None, :]}
-
-
 def take_head(x: Any, index: Index, lead: tuple[int, ...]) -> Any:
     """Take the part of an array for a head: axes broadcast, and heads share keys in groups."""
     return x[_place(index, lead, x.shape[: max(0, x.ndim - 2)])]
@@ -596,5 +590,6 @@ def sweep(
 def check_holds(problem: Problem, types: Mapping[str, str]) -> None:
     """Check that arrays, queries, keys and values, are numbers of their types."""
     for index in np.ndindex(problem.lead):
+        x = problem.read(index)
         for name, dtype in types.items():
-            check_all_hold(name, problem.read(index)[name], index, dtype)
+            check_all_hold(name, x[name], index, dtype)

@@ -108,6 +108,18 @@ def linear_profiles(dtype: str, wide: bool) -> Sequence[str]:
     return [*usual_profiles(dtype, wide), *(LINEAR if is_narrow(dtype) else ())]
 
 
+def profiles_of_kind(kind: str, dtype: str, kept: str, wide: bool) -> ProfileChoice:
+    """Name the profiles to try for what is no softmax attention; None for that."""
+    if kind == "recurrent":
+        return chunked_profiles(dtype, kept)
+    if kind == "map":
+        return linear_profiles(dtype, wide)
+    if kind == "text":  # whose law is derived: without what units of hardware do
+        narrow = ("flash", "eager") if is_narrow(dtype) else ()
+        return ["math", "recomputed", *narrow]
+    return None
+
+
 def fused_profile(dtype: str) -> str:
     """Name the profile of a usual fused kernel for a storage type."""
     return {"float64": "math64", "float32": "math"}.get(dtype, "flash")

@@ -22,7 +22,14 @@ from .empty_rows import EMPTY_ROWS, settle
 from .findings import UNUSED_D_OUT
 from .inputs import name_profiles, narrowest, read_inputs, type_of_states, unlimited
 from .judging import judge_all
-from .reading import gates_of, gather_parts, gather_recurrent, kind_of, refuse_options
+from .reading import (
+    gates_of,
+    gather_parts,
+    gather_recurrent,
+    kind_of,
+    pose_by_text,
+    refuse_options,
+)
 from .verdict import Verdict
 
 
@@ -48,7 +55,7 @@ def verify(
     bias: Any = None,
     mask: Any = None,
     causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
+    window: tuple[int | None, int | None] | int | None = None,
     softcap: float | None = None,
     sinks: Any = None,
     features: Features = "positive",
@@ -66,6 +73,9 @@ def verify(
     decay: Any = None,
     initial_state: Any = None,
     state: Any = None,
+    num_proposals: int | None = None,
+    centres: Any = None,
+    indices: Any = None,
     layout: str = "bhnd",
 ) -> Verdict:
     """Judge whether a correct kernel can have produced these numbers.
@@ -91,9 +101,14 @@ def verify(
         keys. For recurrences without shared heads: `dv`, and also `dq` and `dk` if nothing is
         removed and all coordinates share the decay.
     omega, log_weight : arrays, shapes (..., S, d) and (..., S), optional
-        Frequencies of random-feature attention, and their log weights.
+        Frequencies of random-feature attention, and their log weights. They are in kernel
+        coordinates, those of queries and keys times the root of the scale. "ra" takes those of each
+        query, (..., n, S, d), and "eva" one of each chunk, (..., C, d), or none.
     estimator : {"softmax", "rfa", "linear"} or str
-        What the kernel computes, or the name of a recurrence, such as "gated-delta-rule".
+        What the kernel computes, or the name of a recurrence, such as "gated-delta-rule", or one of
+        "ra", "mean-of-ratios", "lara", "lara-own", "lara-query", "rfa-local", "is", "eva",
+        "second-order" and "coreset", whose laws are derived step by step: without gradients, in
+        float32, bfloat16 and float16, and of large arrays only for some rows.
     dtype : str or dict of str, optional
         The storage type: what the numbers of `q`, `k` and `v` were rounded to, if the arrays have a
         wider type. It is also the type of `out`, if it holds all numbers of `out`. By default each
@@ -109,7 +124,8 @@ def verify(
         Largest probability that a correct kernel fails.
     scale, bias, mask, causal, window, softcap, sinks, features, feature_map
         As in `rounding.predict`; for linear attention the map is `elu_features` by default. A mask
-        (batch, m) masks the keys of each batch member, and -1 in a window means no limit.
+        (batch, m) masks the keys of each batch member, and -1 in a window means no limit. For "eva"
+        and "second-order" the window is the number of tokens of a chunk.
     hardware : str, optional
         Hardware on which the kernel ran, if its matrix units truncate sums: "volta", "turing",
         "ampere", "ada", "hopper", "hopper-promoted" (sums of 128 products in 8 bits, added in
@@ -130,6 +146,10 @@ def verify(
         For a recurrence, the state before the first token, and the last one, which is judged. A
         kernel may round its state between chunks to bfloat16 only if these arrays are bfloat16:
         with bfloat16 `q`, a float32 `state` that holds only bfloat16 numbers fails.
+    num_proposals, centres : int and array, shape (..., C, d), optional
+        For "lara", the number of proposals, S by default, or their means in kernel coordinates.
+    indices : array of int, shape (..., S), optional
+        For "coreset", the keys that are attended to.
     layout : {"bhnd", "bnhd"}
         Whether heads come before tokens; in `mask`, `bias`, `sinks`, `omega`, states and factors of
         arrays they always do.
@@ -191,8 +211,17 @@ def verify(
         problems = pose_recurrence(
             q, k, v, gates, record=estimator, scale=scale, d_out=views.get("d_out")
         )
+    elif kind == "text":
+        refused = {"feature_map": feature_map, "bias": bias, "sinks": sinks, "softcap": softcap}
+        refused |= {"lse": lse, "hardware": hardware, "removal": removal, "state": state}
+        refuse_options(estimator, refused | {"initial_state": initial_state})
+        taken = {**gates, "window": settings["window"], "num_proposals": num_proposals}
+        of_text = {"q": q, "k": k, "v": v, "mask": settings["mask"], "omega": omega}
+        of_text |= {"log_weight": log_weight, "centres": centres, "indices": indices}
+        problems = {"out": pose_by_text(estimator, of_text, taken, inputs.storage, scale, causal)}
     else:
         gates |= {"removal": removal, "initial_state": initial_state, "state": state}
+        gates |= {"num_proposals": num_proposals, "centres": centres, "indices": indices}
         refuse_options(estimator, gates)
         posed = pose_arrays(
             q,
@@ -261,7 +290,7 @@ def verify(
         declared = "out" in inputs.types
         parts = gather_parts(problem, read, types, {x: y.shape for x, y in got.items()}, declared)
     names: ProfileChoice = profile
-    if profile is None and kind != "recurrent":
+    if profile is None and kind not in ("recurrent", "text"):
         scaled = any(x is not None for x in scales.values())
         names = name_profiles(inputs.types, storage, scaled, parts)
     verdict = judge_all(settle(parts, empty_rows), storage, names, alpha, everything, hardware)
@@ -276,7 +305,8 @@ def verify(
             feature_map=feature_map, hardware=hardware, everything=everything, q_scale=q_scale,
             k_scale=k_scale, v_scale=v_scale, empty_rows=empty_rows, beta=beta,
             log_decay=log_decay, write=write, removal=removal, decay=decay,
-            initial_state=initial_state, layout=other,
+            initial_state=initial_state, num_proposals=num_proposals, centres=centres,
+            indices=indices, layout=other,
         )  # fmt: skip
 
     return try_other_layout(problem, verdict, layout, judge_in, "layout={!r}")

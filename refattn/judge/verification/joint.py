@@ -24,7 +24,7 @@ from ...arrays.library import Doubles
 from ..rounding.backward import gradient_covariance, list_terms, split_covariance
 from ..rounding.covariance import covariance, distinct_columns
 from ..rounding.problems import Index, Problem
-from ..rounding.roundings import Roundings, RowErrors
+from ..rounding.roundings import WORST, Roundings, RowErrors
 from ..rounding.softmax import analyse_softmax
 from .directions import SCORE_CHANGES
 from .evidence import log_chernoff, log_quadratic
@@ -76,12 +76,41 @@ def find_covariance(
     worst: bool = False,
 ) -> tuple[Doubles, Doubles]:
     """Find covariances of rows along directions: of what they have in common, and of the rest."""
+    if problem.derived is not None:
+        shared = (WORST**2 if worst else 1.0) * problem.derived(problem, index, roundings, i)[1]
+        along = np.swapaxes(directions, -1, -2) @ shared @ directions
+        alone = np.diagonal(shared, axis1=1, axis2=2)
+        return along, rows.own_covariance(alone, directions, worst)
     if problem.gradient is None:
         return covariance(problem.head(index), roundings, i, rows, directions, worst)
     if not worst and problem.gradient.along(index) is directions:  # of which the law was found
         return split_covariance(rows, directions)
     saved = problem.gradient.saved(index, roundings)
     return gradient_covariance(saved, roundings, problem.gradient.of, i, directions, worst)
+
+
+def knows_columns(problem: Problem) -> bool:
+    """Tell whether it is known how the columns of a row depend on each other."""
+    return problem.kind in ("scores", "text")
+
+
+def bound_factor(
+    problem: Problem, numbers: Numbers, roundings: Roundings
+) -> tuple[Doubles, Doubles]:
+    """Bound the variance and the slack of sums along the output, (heads, 1).
+
+    Rows may share errors in any way: their standard deviations add up.
+    """
+    found = np.zeros((math.prod(problem.lead), 2))
+    for index, i in problem.items():
+        rows = problem.analyse(index, roundings, i)
+        known = np.isfinite(rows.std) & np.isfinite(rows.errors(numbers.out(index)[i]))
+        law = rows._replace(worst=np.where(known, rows.worst, 0.0))
+        along = np.where(known, rows.out / np.square(rows.std), 0.0)
+        parts = find_covariance(problem, index, roundings, i, law, along[..., None], worst=True)
+        sizes = np.sqrt(np.sum(parts, 0)[:, 0, 0]), np.sum(np.abs(along) * rows.slack, -1)
+        found[problem.number(index)] += np.sum(sizes, -1)
+    return np.square(found[:, :1]), found[:, 1:]
 
 
 def has_twins(problem: Problem, index: Index, roundings: Roundings) -> bool:
@@ -107,7 +136,7 @@ def _find_laws(
 ) -> tuple[RowErrors, Doubles]:
     """Return the laws of rows, and the covariances of some columns at the least favourable."""
     along = np.eye(problem.shape[2])[:, columns]
-    if problem.gradient is None:
+    if problem.gradient is None and problem.derived is None:
         head, i = problem.head(index).take_queries(rows), slice(0, len(rows))
         # A scale that is off by its rounding is a part of what errors have in common.
         law = analyse_softmax(head, roundings, i, {"scale": SCORE_CHANGES["scale"]})
@@ -207,8 +236,9 @@ def find_wrong(
     found = np.minimum(math.log(2 * columns) - peaks * peaks / 2, log_chernoff(squares, 1))
     found, means = np.where(beyond, -math.inf, np.minimum(found, 0.0)), peaks * peaks
     # Where these tests are enough, no other is needed.
-    known = problem.kind == "scores"  # how columns depend on each other
-    doubtful = np.flatnonzero(known & (squares > DOUBT) & (found > level - _TESTS_OF_ROW))
+    doubtful = np.flatnonzero(
+        knows_columns(problem) & (squares > DOUBT) & (found > level - _TESTS_OF_ROW)
+    )
     doubtful = doubtful[np.argsort(-squares.ravel()[doubtful], kind="stable")]
     most, together = _PRODUCTS // (columns**2 * (problem.shape[1] + _SOLVING * columns)), MOST
     if problem.gradient is not None:  # of which each row is analysed alone
@@ -324,7 +354,7 @@ def _take_laws(problem: Problem, roundings: Roundings) -> Iterator[_BlockLaw]:
     """Take the laws of some rows that have one."""
     for index, i in problem.few_items(_BLOCKS_TAKEN):
         rows = np.unique(np.linspace(i.start, i.stop - 1, _ROWS_TAKEN).astype(int))
-        if problem.kind == "scores":
+        if knows_columns(problem):
             columns = distinct_columns(list_tokens(problem, index))
             law, covariances = _find_laws(problem, roundings, index, rows, columns)
         else:

@@ -65,15 +65,14 @@ from .choice import (
     add_by_head,
     backward_profiles,
     choose_profiles,
-    chunked_profiles,
     is_narrow,
-    linear_profiles,
     may_be_one,
+    profiles_of_kind,
 )
 from .empty_rows import describe_idle
 from .findings import Finding, Numbers, Part, ProfileTrial, weaken
-from .head_sums import RowWeights
-from .joint import find_smallest, test_each
+from .head_sums import ONE_PERCENT, RowWeights
+from .joint import find_smallest, knows_columns, test_each
 from .likelihood import ALIKE, Fit, ProfileSample, compare
 from .looks import (
     Blocks,
@@ -117,10 +116,9 @@ class _Case:
     def __init__(self, part: Part, asked: _Asked) -> None:
         self.numbers, self.dtype, self.alpha = part.numbers, asked.dtype, asked.alpha
         names = asked.profile
-        if names is None and part.problem.kind == "recurrent":
-            names = chunked_profiles(asked.dtype, part.problem.kept)
-        if names is None and part.problem.kind == "map":
-            names = linear_profiles(asked.dtype, not is_narrow(part.numbers.out_dtype))
+        if names is None:
+            wide = not is_narrow(part.numbers.out_dtype)
+            names = profiles_of_kind(part.problem.kind, asked.dtype, part.problem.kept, wide)
         chosen = choose_profiles(asked.dtype, part.numbers.out_dtype, names)
         # At a scale that is a power of 2 some profiles round the same: one of them is enough.
         chosen = {
@@ -206,8 +204,8 @@ class _Case:
         if name in {*self.screened, *self.trials} or not tried:
             return
         first = next(iter(self.trials.values()), None)
-        apart = first is not None and self.problem.kind == "scores"  # whose columns have a law
-        worst = first.find(-math.inf)[0][:_ASKED_ROWS] if first is not None and apart else []
+        asked = first is not None and knows_columns(self.problem)
+        worst = first.find(-math.inf)[0][:_ASKED_ROWS] if first and asked else []
         if not worst and not some:
             return
         # The worst rows were chosen among all (times these, by Bonferroni), and either they or
@@ -320,7 +318,8 @@ class _Case:
             if hardware:
                 remarks += describe_unit(problem, numbers, dtype, best.profile)
         # A pass means little if a wrong output would have passed, too.
-        weak = not best.powered or best.idle or weaken(blind)
+        powered = best.powered or detectable.get("row", 1.0) <= ONE_PERCENT
+        weak = not powered or best.idle or weaken(blind)
         rows = math.prod(problem.lead) * problem.shape[0]
         return Verdict(
             "FAIL" if failed else "UNDERPOWERED" if weak else "PASS",

@@ -30,6 +30,7 @@ _RANDOM_ROWS = 64  # of a block at random
 _COMPARED_ROWS, _COMPARED_BLOCKS = 64, 4  # by which profiles are compared
 _SCREENED_PAIRS, _BLOCK_ROWS = 2**21, 256  # of rows by which a profile may be ruled out
 _COMPARED_HEADS, _GLANCED_ROWS = 1, 512  # of gradients
+_DERIVED_ROWS, _DERIVED_SUMS = 4, 2**27  # of a block whose laws are derived; products in all
 
 
 class Look(NamedTuple):
@@ -47,6 +48,8 @@ def choose_blocks(problem: Problem, everything: bool = False) -> Blocks:
     every = tuple(problem._replace(blocks=None).items())
     (n, m, _), heads = problem.shape, math.prod(problem.lead)
     most = MOST_PAIRS if problem.gradient is None else MOST_PAIRS_OF_GRADIENTS
+    if problem.derived is not None:  # each column of a row costs as much as its text
+        return _choose_derived(problem, everything)
     if everything or heads * n * m <= most or n <= 3 * _RANDOM_ROWS:
         return every
     of_each = max(3, most // (heads * m * _RANDOM_ROWS))
@@ -125,6 +128,18 @@ def holds_row(block: tuple[Index, slice], at: Index) -> bool:
 def count_rows(found: Iterable[tuple[Index, slice]]) -> int:
     """Count the rows of blocks."""
     return sum(i.stop - i.start for _, i in found)
+
+
+def _choose_derived(problem: Problem, everything: bool) -> Blocks:
+    """Choose rows whose laws are derived, of each head as many."""
+    (n, _, d_v), heads = problem.shape, math.prod(problem.lead)
+    if 0 in (n, heads):
+        return ()
+    size = sum(np.size(x) for x in problem.first.values())
+    found = list(blocks(0, n, _DERIVED_ROWS))
+    most = max(2, _DERIVED_SUMS // (heads * _DERIVED_ROWS * d_v * size))
+    taken = range(len(found)) if everything else _one_of_each(len(found), most)
+    return tuple((index, found[x]) for index in np.ndindex(problem.lead) for x in taken)
 
 
 def _strata(n: int, of_each: int, seed: int) -> list[slice]:

@@ -19,8 +19,11 @@ from ...files.tensors import Tensors
 from ...registry import ESTIMATORS
 from ..mistakes.causes.places import remark_stray
 from ..mistakes.causes.wrong_rows import thin
+from ..rounding.derived.rows import open_formula, pose_text
+from ..rounding.derived.texts import TEXTS
 from ..rounding.formats import FORMATS
 from ..rounding.layers import pose_recurrence
+from ..rounding.linear import read_frequencies
 from ..rounding.problems import (
     CALLED,
     Index,
@@ -30,7 +33,6 @@ from ..rounding.problems import (
     count_key_heads,
     hide_unseen,
     pose_gradients,
-    read_frequencies,
     refuse,
 )
 from ..rounding.profiles import profile_of
@@ -39,10 +41,12 @@ from .findings import Numbers, Part
 from .inputs import type_of_states, unlimited, widest
 
 _BACKWARD = ("dq", "dk", "dv")
+DERIVED = ("float32", "float16", "bfloat16")  # types of inputs whose laws are derived
 _ROWS_OF_TYPE, _HEADS_OF_TYPE = 64, 4  # rows that tell the type, and their heads
 _MOVED = 2.0**-18  # of a number, that roundings of float32 do not move it by
 _KINDS = {"exact": "scores", "random-features": "frequencies", "feature-map": "map"}
 _KINDS |= {"recurrent": "recurrent"}
+_GIVEN = ("omega", "log_weight", "centres", "indices")  # of estimators whose laws are derived
 
 
 def pose_tensors(
@@ -55,11 +59,24 @@ def pose_tensors(
     softcap: float | None = None,
     features: str = "positive",
     feature_map: Callable[[Any], Any] | None = None,
+    chunk: int | None = None,
+    num_proposals: int | None = None,
 ) -> Problem:
     """Pose the problem of a file, reading one head at a time."""
     shapes = tensors.shapes
     used = {"scores": ("bias", "mask", "sinks"), "frequencies": ("omega", "mask"), "map": ("mask",)}
     kind = kind_of(estimator)
+    if kind == "text":
+        for name in ("bias", "sinks"):
+            refuse(name, shapes.get(name), estimator)
+        refuse("softcap", softcap, estimator)
+        given = {"window": window if chunk is None else chunk, "num_proposals": num_proposals}
+        arrays = {x: tensors.part(x, ()) for x in ("q", "k", "v", "mask", *_GIVEN) if x in shapes}
+        if "indices" in arrays:  # numbers of files are read in float64
+            arrays["indices"] = arrays["indices"].astype(np.int64)
+        return pose_by_text(estimator, arrays, given, tensors.dtype, scale, causal)
+    for name, size in {"chunk": chunk, "num_proposals": num_proposals}.items():
+        refuse(name, size, kind)
     if kind == "frequencies" and "omega" not in shapes:
         raise ValueError(
             f"`omega` must be in FILE for rfa: frequencies (..., S, d); "
@@ -115,8 +132,30 @@ def pose_tensors(
     ).with_scales(tensors.scales)
 
 
+def pose_by_text(
+    estimator: str,
+    arrays: Mapping[str, Any],
+    given: Mapping[str, Any],
+    storage: str,
+    scale: float | None,
+    causal: bool,
+) -> Problem:
+    """Pose the problem of an estimator whose law is derived from its text, of arrays by name."""
+    if storage not in DERIVED:
+        raise ValueError(f"{estimator} is judged in {', '.join(DERIVED)} only, got {storage}.")
+    formula, options = open_formula(ESTIMATORS[estimator].naive)
+    q, k, v = (arrays[x] for x in "qkv")
+    given = {**options, **{x: y for x, y in given.items() if y is not None}}
+    given |= {x: y for x, y in arrays.items() if x in _GIVEN and y is not None}
+    settings: dict[str, Any] = {"scale": scale, "mask": arrays.get("mask"), "causal": causal}
+    posed = pose_text(formula, q, k, v, given, name=estimator, **settings)
+    return posed._replace(storage=storage)
+
+
 def list_gates(estimator: Any) -> list[str]:
-    """Name what a file holds beside q, k and v for a recurrence; nothing for other estimators."""
+    """Name what a file holds beside q, k and v for a recurrence, or a law that is derived."""
+    if kind_of(estimator) == "text":
+        return [*_GIVEN]
     if kind_of(estimator) != "recurrent":
         return []
     pairs = {"pair": ("{}_a", "{}_b")}
@@ -158,8 +197,11 @@ def kind_of(estimator: Any) -> str:
         for trait, kind in _KINDS.items():
             if record.has(trait):
                 return kind
+        if open_formula(record.naive)[0] in TEXTS:
+            return "text"
     chunked = (x.name for x in ESTIMATORS.values() if x.has("recurrent"))
-    known = ", ".join(dict.fromkeys([*CALLED.values(), *chunked]))
+    texts = (x.name for x in ESTIMATORS.values() if open_formula(x.naive)[0] in TEXTS)
+    known = ", ".join(dict.fromkeys([*CALLED.values(), *texts, *chunked]))
     raise ValueError(f"`estimator` must be one of {known}, got {estimator!r}.")
 
 
@@ -211,7 +253,8 @@ def list_judged() -> list[str]:
     return [
         name
         for name, record in ESTIMATORS.items()
-        if record.arrays == ("q", "k", "v") and any(record.has(x) for x in _KINDS)
+        if record.arrays == ("q", "k", "v")
+        and (any(record.has(x) for x in _KINDS) or open_formula(record.naive)[0] in TEXTS)
     ]
 
 

@@ -36,7 +36,7 @@ from .evidence import (
 )
 from .findings import Find, Finding, Numbers, ProfileTrial, Suspect, WrongRow, Z
 from .head_sums import ONE_PERCENT, HeadSums
-from .joint import find_wrong
+from .joint import bound_factor, find_wrong, knows_columns
 from .looks import Look, choose_loud
 from .z_scores import BEYOND
 
@@ -85,6 +85,8 @@ def attempt(
     squares, count = errors.square, errors.rows
     if not rows_apart:  # rows of a head are one witness, as they share roundings
         errors.merge_rows()
+    if problem.derived is not None:
+        errors.add_laws({"factor": bound_factor(problem.read_by(profile), numbers, roundings)})
     elements = float(errors.elements)
     raw = [*_test_bound(errors), *_test_sizes(errors, elements)]
     raw += _test_lse(errors) if numbers.lse is not None else []
@@ -105,7 +107,7 @@ def attempt(
     about = problem.read_by(profile), numbers, roundings, squares, errors.peak
     find: Find = cache(partial(find_wrong, *about, errors.over > BEYOND))
     smallest = min((x.log_p for x in (*raw, *directions)), default=0.0)
-    if problem.kind == "scores" and smallest >= _NEEDS_NO_OTHER:
+    if knows_columns(problem) and smallest >= _NEEDS_NO_OTHER:
         raw += _test_rows(find(-math.inf)[0], count)
     # All tests of a profile share alpha. A p-value of e^-700 is as good as 0, and not 0 in float64.
     adjusted = stats.holm([math.exp(max(x.log_p, -700.0)) for x in (*raw, *directions)])

@@ -117,6 +117,15 @@ def steps_of(query, keys, v, out, kernel):
     return SimpleNamespace(variance=variance, units=units, lost=[2 * x / mass for x in lost])
 
 
+def walk_of(terms, query, mass, kernel):
+    """Squares of running sums, without their terms: over keys, over runs, and over features."""
+    walked, products = 0.0, [x.value * sum(y) / mass for x, y in zip(query, terms, strict=True)]
+    for x, y in zip(query, terms, strict=True):
+        runs = sum(y) ** 2 * max(1, len(y) / kernel.run)
+        walked += (x.value / mass) ** 2 * (running(y) - sum(z * z for z in y) + runs)
+    return walked + running(products) - sum(x * x for x in products)
+
+
 def row_of(query, keys, v, kernel, of_map=False):
     """What `analyse_linear` says of a query, of keys in one run."""
     u, m, size = kernel.accumulate.unit, len(keys), len(query)
@@ -142,27 +151,24 @@ def row_of(query, keys, v, kernel, of_map=False):
                 total += x.value / mass * key[s].value * abs(y)
         return moved + of_sums * (total + moved), total
 
+    z_terms = [[key[s].value for key in keys] for s in range(size)]
     for values in v.T.tolist():
         terms = [
             [key[s].value * y for key, y in zip(keys, values, strict=True)] for s in range(size)
         ]
         states = [sum(x) for x in terms]
         out = sum(x.value * y for x, y in zip(query, states, strict=True)) / mass
-        variance, walked = 0.0, 3 * out * out
+        # Running sums of the normaliser, and of those with a value.
+        of_mass, of_values = (walk_of(x, query, mass, kernel) for x in (z_terms, terms))
+        variance, walked = 0.0, (3 + of_mass) * out * out + of_values
         for s, x in enumerate(query):
             share = (x.value / mass) ** 2
             variance += share * x.variance * (states[s] - z[s] * out) ** 2
             for key, y in zip(keys, values, strict=True):
                 variance += share * key[s].value ** 2 * key[s].variance * (y - out) ** 2
-            squares = sum(y * y for y in terms[s])  # running sums, without their terms
-            walked += share * (
-                running(terms[s]) - squares + states[s] ** 2 * max(1, m / kernel.run)
-            )
             if kernel.states is not None:
                 narrow = BENFORD * kernel.states.unit**2
                 variance += narrow * share * (states[s] ** 2 + (z[s] * out) ** 2)
-        products = [x.value * y / mass for x, y in zip(query, states, strict=True)]
-        walked += running(products) - sum(x * x for x in products)
         variance += BENFORD * u * u * walked
         worst = EDGE / BENFORD * variance
         (error, sizes), (of_mass, _) = off(values), off([1.0] * m)

@@ -85,11 +85,12 @@ def test_a_key_may_hold_anything_where_no_query_sees_it(n, m, options):
 
 def test_kinds_of_estimators():
     assert [kind_of(x) for x in ("softmax", "rfa", "linear")] == ["scores", "frequencies", "map"]
-    known = "`estimator` must be one of softmax, rfa, linear, retention, "
-    for other in ("lara", "kernel", "nothing", None, 3):
+    assert {kind_of(x) for x in ("lara", "ra", "eva", "second-order", "is")} == {"text"}
+    known = "`estimator` must be one of softmax, rfa, linear, is, mean-of-ratios, ra, "
+    for other in ("kernel", "sampled-keys", "nothing", None, 3):
         with pytest.raises(ValueError, match=known):
             kind_of(other)
-    kinds = {"scores", "frequencies", "map", "recurrent"}
+    kinds = {"scores", "frequencies", "map", "recurrent", "text"}
     assert {kind_of(x) for x in list_judged()} == kinds
 
 

@@ -30,6 +30,7 @@ from .places import (
     find_coarse,
     find_common_factor,
     find_factor,
+    list_rows,
     list_seen,
     remark_normalisers,
     remark_stale,
@@ -60,6 +61,11 @@ _FACTS = re.compile(  # that say what numbers are
 _SURE_ERRORS = 4.0  # by which a size is surely not 0
 _FACTOR_ROWS = 24  # by which a factor of a gradient is sought
 _MOST_PRODUCTS = 2**24  # of features of queries and keys of a head, that are kept
+_NEAR_ORDERS = 30.0  # standard deviations that another order of steps may explain
+_ORDERS = (
+    "usual orders of the steps are allowed for (sums over keys or samples first, weights or their "
+    "logarithms): if the kernel computes otherwise, rounding may explain such errors"
+)
 _CAUSE = "convention"  # name of a suspect that holds
 _TRUNCATED = 2.0  # spacings beyond which nothing is truncated
 
@@ -83,6 +89,15 @@ def explain(
         roundings = by.roundings(verdict.dtype)
         named = explain_states(problem, numbers, roundings)
         return verdict._replace(suspects=[*named, *fits])
+    if problem.derived is not None:
+        near = verdict.z.largest < _NEAR_ORDERS
+        remarks, wrong = [*verdict.remarks, *[_ORDERS] * near], np.zeros(verdict.shape[:-1], bool)
+        for row, _ in verdict.rows:
+            wrong[row] = True
+        rows = wrong.reshape(-1, problem.shape[0])
+        looked = round(verdict.looked_at * wrong.size)
+        words = ", ".join([f"{wrong.sum():,} of {looked:,} rows", *list_rows(problem, rows)])
+        return verdict._replace(suspects=fits, remarks=remarks, place=words * bool(verdict.rows))
     if problem.kind != "scores":
         # Features have no scores: where products are positive, their logarithms stand for these.
         found = list(_explain_features(problem, numbers, profiles, verdict))

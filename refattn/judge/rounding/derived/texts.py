@@ -1,0 +1,391 @@
+"""Texts of estimators, of one query each: what its law is derived from, step by step.
+
+Arrays have one more axis, the first, of copies. Steps are in one of several orders:
+
+* "samples": weights e^(score - maximum) are summed over the keys of each sample, and then over
+  samples, and divided last;
+* "pairs": as formulas are printed, each key has a weight e^(score - log normaliser);
+* "features": products of features of the query and of keys, each over their largest, are weights;
+* "states": features of keys are summed first, with the values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .... import naive
+from ....naive import doors
+from ....naive.lara import log_alpha
+from ....naive.terms import of_library
+from ....numbers.tape import untraced
+
+_Seen = npt.NDArray[np.bool_]
+
+
+class Query(NamedTuple):
+    """A query of a head, what it sees, and the options of the estimator."""
+
+    at: int
+    of: tuple[int, int]  # numbers of queries and keys
+    seen: _Seen  # keys, (m,)
+    there: _Seen  # keys that are not masked
+    causal: bool
+    options: Mapping[str, Any]
+    order: str
+
+    @property
+    def logs(self) -> bool:
+        """Tell whether weights are e^(score - log normaliser)."""
+        return self.order == "pairs"
+
+    @property
+    def place(self) -> int:
+        """Find the key that it is level with."""
+        return self.at + self.of[1] - self.of[0]
+
+    def take(self, q: Any) -> Any:
+        """Take it of all queries."""
+        return q[:, self.at : self.at + 1]
+
+
+def write_randomized(query: Query, q: Any, k: Any, v: Any, omega: Any) -> Any:
+    """Average over the samples of a query, (..., S, d), means of the values (RA)."""
+    xp, scores = q.__array_namespace__(), omega @ k.mT - _half_squares(k)
+    if query.logs:
+        weights, _ = _divide_weights(scores, query.seen)
+        return xp.mean(weights, axis=-2, keepdims=True) @ v
+    return xp.mean(_average(scores, v, query.seen)[0], axis=-2, keepdims=True)
+
+
+def write_proposals(query: Query, q: Any, k: Any, v: Any, omega: Any, centres: Any = None) -> Any:
+    """Average over samples of several proposals (LARA)."""
+    xp, x = q.__array_namespace__(), query.options
+    q_mean, centres, there = _mean_proposals(query, q, k, centres)
+    every = x["weighting"] == "query-over-queries"  # else a query has no need of others
+    own, row = q if every else query.take(q), query.at if every else 0
+    about = q_mean, centres, there, x["weighting"], x["beta"]
+    log_weight = of_library(log_alpha)(own, omega, *about)
+    row = min(row, log_weight.shape[-2] - 1)
+    log_weight, q = log_weight[:, row : row + 1], query.take(q)
+    some = untraced(log_weight)[0] > -math.inf
+    log_weight = xp.where(some, log_weight, 0.0)
+    if query.logs:
+        return _average_pairs(_estimate_logs(q, k, omega, log_weight, some), v, query.seen)
+    if query.order != "samples":
+        of_query = q @ omega.mT + log_weight
+        total, _ = _sum_features(query, of_query, (k, v, omega), query.seen, some)
+        return total[..., :-1] / total[..., -1:]
+    means, log_size = _attend_samples(k, v, omega, query.seen)
+    return _average(q @ omega.mT + log_weight + log_size, means, some)[0]
+
+
+def write_near_and_features(query: Query, q: Any, k: Any, v: Any, omega: Any) -> Any:
+    """Attend to near keys, and to others through random features."""
+    xp, (left, right) = q.__array_namespace__(), query.options["window"]
+    q, ahead, far = query.take(q), np.arange(query.of[1]) - query.place, math.inf
+    near = (-far if left is None else -left) <= ahead
+    near &= ahead <= (far if right is None else right)
+    of_query, size = _half_squares(q) + math.log(omega.shape[-2]), omega.shape[-2]
+    shown = np.append(query.seen & near, True)
+    if query.logs:
+        estimates = _estimate_logs(q, k, omega, 0.0) - of_query
+        return _average_pairs(xp.where(near, q @ k.mT, estimates), v, query.seen)
+    if query.order != "samples":
+        far, top = _sum_features(query, q @ omega.mT - of_query, (k, v, omega), query.seen & ~near)
+        scores, values = q @ k.mT, xp.concat([v, xp.ones_like(v[..., :1])], axis=-1)
+        e, *_ = _raise(xp.concat([scores, 0.0 * scores[..., :1] + top], axis=-1), shown)
+        total = e[..., :-1] @ values + far * e[..., -1:]
+        return total[..., :-1] / total[..., -1:]
+    means, log_size = _attend_samples(k, v, omega, query.seen & ~near)
+    scores = xp.concat([q @ k.mT, q @ omega.mT - of_query + log_size], axis=-1)
+    seen = np.append(query.seen & near, np.full(size, np.any(query.seen & ~near)))
+    return _average(scores, xp.concat([v, means], axis=-2), seen)[0]
+
+
+def write_importance(query: Query, q: Any, k: Any, v: Any, omega: Any, log_weight: Any) -> Any:
+    """Sum over samples, over the exact normaliser."""
+    xp, q = q.__array_namespace__(), query.take(q)
+    of_query = _half_squares(q) + math.log(omega.shape[-2])
+    _, lse = _divide_weights(q @ k.mT, query.seen)
+    if query.logs:
+        logs = _estimate_logs(q, k, omega, log_weight) - of_query - lse
+        return xp.where(query.seen, xp.exp(logs), 0.0) @ v
+    if query.order != "samples":
+        logs = q @ omega.mT + log_weight - of_query
+        total, top = _sum_features(query, logs, (k, v, omega), query.seen)
+        return total[..., :-1] * xp.exp(top - lse)
+    means, log_size = _attend_samples(k, v, omega, query.seen)
+    return xp.exp(q @ omega.mT + log_weight - of_query + log_size - lse) @ means
+
+
+def _mean_proposals(query: Query, q: Any, k: Any, centres: Any) -> tuple[Any, Any, Any]:
+    """Return mean queries of chunks, means of proposals, and which of these the query has."""
+    xp, (n, m), count = q.__array_namespace__(), query.of, query.options["num_proposals"]
+    each, of_queries = np.arange(count), np.arange(n) * count // n
+    if query.causal:
+        of_keys = np.arange(n - m, n) * count // n
+    else:  # of keys that are not masked each chunk has as many
+        of_keys = (np.cumsum(query.there) - 1) * count // max(np.sum(query.there), 1)
+    of_keys = np.where(query.there, of_keys, -1)
+
+    def average(x: Any, of: Any) -> Any:
+        members = 1.0 * (of == each[:, None])
+        return members @ x / np.maximum(np.sum(members, -1, keepdims=True), 1)
+
+    q_mean = average(q, of_queries)
+    centres = q_mean + average(k, of_keys) if centres is None else centres
+    if not query.causal:
+        return q_mean, centres, np.ones((1, count), bool)
+    centres = xp.concat([0.0 * centres[..., :1, :], centres[..., :-1, :]], axis=-2)
+    return q_mean, centres, (each <= of_queries[query.at])[None]
+
+
+class _Chunks:
+    """Keys and values of a head in chunks, (..., C, w, d), and their means."""
+
+    def __init__(self, query: Query, k: Any, v: Any) -> None:
+        width, m = query.options["window"], query.of[1]
+        count = -(-m // width)
+        self.own, self.more = query.place // width, count * width - m
+        self.near = query.seen & (np.arange(m) // width == self.own)
+        padded = np.append(query.there, np.zeros(self.more, bool))
+        self.there = padded.reshape(count, width, 1)
+        self.size = np.sum(self.there, 1)
+        order = np.arange(count)
+        far = order < self.own if query.causal else order != self.own
+        self.far = far & (self.size[:, 0] > 0)
+        self.keys, self.values = self._cut(k), self._cut(v)
+        self.mean, self.mean_value = self.average(self.keys), self.average(self.values)
+
+    def _cut(self, x: Any) -> Any:
+        xp, none = x.__array_namespace__(), np.zeros((*x.shape[:-2], self.more, x.shape[-1]))
+        whole = xp.concat([x, none], axis=-2) if self.more else x
+        return xp.reshape(whole, (*x.shape[:-2], *self.there.shape[:2], x.shape[-1]))
+
+    def average(self, x: Any) -> Any:
+        """Average rows of each chunk."""
+        xp = x.__array_namespace__()
+        total = xp.sum(xp.where(self.there, x, 0.0), axis=-2, keepdims=True)[..., 0, :]
+        return total / np.maximum(self.size, 1)
+
+    def attend(self, query: Query, scores: Any, values: Any, arrays: tuple[Any, Any, Any]) -> Any:
+        """Average values of near keys, and of other chunks."""
+        q, k, v = arrays
+        xp = q.__array_namespace__()
+        scores = xp.concat([query.take(q) @ k.mT, scores], axis=-1)
+        values, seen = xp.concat([v, values], axis=-2), np.append(self.near, self.far)
+        return (
+            _average_pairs(scores, values, seen)
+            if query.logs
+            else _average(scores, values, seen)[0]
+        )
+
+
+def write_chunks(query: Query, q: Any, k: Any, v: Any, omega: Any = None) -> Any:
+    """Attend to near keys, and to a summary of each other chunk (EVA)."""
+    chunks, (n, m) = _Chunks(query, k, v), query.of
+    if omega is None:
+        own = (np.arange(n) + m - n) // query.options["window"]
+        members = own == np.arange(len(chunks.far))[:, None]
+        omega = (1.0 * members @ q) / np.maximum(np.sum(members, -1, keepdims=True), 1)
+        omega = omega + chunks.mean
+    scores = (chunks.keys @ omega[..., None]).mT - _half_squares(chunks.keys)
+    there = np.swapaxes(chunks.there, 1, 2)
+    values = _average(scores, chunks.values, there)[0][..., 0, :]
+    scores = query.take(q) @ chunks.mean.mT
+    if query.options["log_size"]:
+        scores = scores + np.log(np.maximum(chunks.size, 1)).T
+    return chunks.attend(query, scores, values, (q, k, v))
+
+
+def write_moments(query: Query, q: Any, k: Any, v: Any) -> Any:
+    """Attend to near keys, and to the moments of each other chunk."""
+    chunks, xp = _Chunks(query, k, v), q.__array_namespace__()
+    apart, v_apart = (
+        xp.where(chunks.there, x - mean[..., None, :], 0.0)
+        for x, mean in ((chunks.keys, chunks.mean), (chunks.values, chunks.mean_value))
+    )
+    count, of_query = np.maximum(chunks.size, 1)[:, :, None], query.take(q)[:, None]
+    if query.logs:  # covariances first
+        along = of_query @ (apart.mT @ apart / count)
+        spread = xp.sum(along * of_query, axis=-1)
+        turned = of_query @ (apart.mT @ v_apart / count)
+    else:
+        along = of_query @ apart.mT
+        spread, turned = xp.sum(along * along, axis=-1) / count[..., 0], along @ v_apart / count
+    scores = query.take(q) @ chunks.mean.mT + spread.mT / 2
+    scores = scores + np.log(np.maximum(chunks.size, 1)).T
+    return chunks.attend(query, scores, chunks.mean_value + turned[..., 0, :], (q, k, v))
+
+
+def write_coreset(query: Query, q: Any, k: Any, v: Any, indices: Any) -> Any:
+    """Attend to a few keys, with what they carry of all keys, or of the others."""
+    xp, taken = q.__array_namespace__(), untraced(indices)[0, :, 0].astype(int)
+    _, first = np.unique(untraced(k)[0][taken], axis=0, return_index=True)
+    first = np.sort(first)
+    taken = taken[first][query.there[taken[first]]]  # of equal keys the first counts
+    mean = xp.sum(xp.where(query.there[:, None], k, 0.0), axis=-2, keepdims=True)
+    k = xp.where(query.there[:, None], k - mean / max(np.sum(query.there), 1), 0.0)
+    chosen, q = xp.take(k, taken, axis=-2), query.take(q)
+    half, scores = _half_squares(chosen), chosen @ k.mT
+    gram = xp.exp(chosen @ chosen.mT - half - half.mT)
+    one = xp.ones_like(v[..., :1])
+    values, seen = xp.concat([v, one], axis=-1), query.there.copy()
+    if query.logs:
+        of_keys = _half_squares(k)
+        top = float(np.max(untraced(of_keys)[0][0, query.there], initial=0.0))
+        kernel = xp.exp(scores - of_keys - half.mT) * xp.exp(of_keys - top)
+        weights, _ = _divide_weights(q @ chosen.mT - half, np.ones(len(taken), bool))
+        total = weights @ _eliminate(gram, xp.where(seen, kernel, 0.0) @ values)
+        return total[..., :-1] / total[..., -1:]
+    seen[taken] = False
+    means, log_size = _average(scores, values, seen)
+    log_size = log_size - half.mT
+    top = np.max(untraced(log_size)[0])
+    carried = _eliminate(gram, xp.exp(log_size - top) * means)
+    both = xp.concat([xp.take(values, taken, axis=-2), carried], axis=-2)
+    scores = xp.concat([q @ chosen.mT, q @ chosen.mT - half + top], axis=-1)
+    e, *_ = _raise(scores, np.ones(2 * len(taken), bool))
+    total = e @ both
+    return total[..., :-1] / total[..., -1:]
+
+
+def _eliminate(a: Any, b: Any) -> Any:
+    """Solve a x = b for a positive definite matrix, by elimination."""
+    xp, size = a.__array_namespace__(), a.shape[-1]
+    rows = xp.concat([a, b], axis=-1)
+    for s in range(size):
+        row = rows[..., s : s + 1, :] / rows[..., s : s + 1, s : s + 1]
+        rows = xp.where(np.arange(size)[:, None] == s, row, rows - rows[..., :, s : s + 1] * row)
+    return rows[..., size:]
+
+
+def _half_squares(x: Any) -> Any:
+    """Return half the squares of rows as a row, (..., 1, m)."""
+    return x.__array_namespace__().sum(x * x, axis=-1)[..., None, :] / 2
+
+
+def _raise(scores: Any, seen: Any) -> tuple[Any, Any, Any, Any]:
+    """Return e^(score - maximum) of the keys seen, their sum, and the maximum and scores."""
+    xp = scores.__array_namespace__()
+    top = np.max(np.where(seen, untraced(scores), -math.inf), -1, keepdims=True)
+    top = xp.where(top > -math.inf, np.where(top > -math.inf, top, 0.0), 0.0)
+    scores = xp.where(seen, scores, top)
+    e = xp.where(seen, xp.exp(scores - top), 0.0)
+    mass = xp.sum(e, axis=-1, keepdims=True)
+    return e, xp.where(mass == 0, 1.0, mass), top, scores
+
+
+def _average(scores: Any, values: Any, seen: Any) -> tuple[Any, Any]:
+    """Average values with weights e^score; 0 of none. Also return the logs of the weights' sums."""
+    e, mass, top, _ = _raise(scores, seen)
+    return e @ values / mass, top + top.__array_namespace__().log(mass)
+
+
+def _divide_weights(scores: Any, seen: Any) -> tuple[Any, Any]:
+    """Return weights e^(score - log normaliser), and the log normaliser."""
+    _, mass, top, scores = _raise(scores, seen)
+    xp = scores.__array_namespace__()
+    lse = top + xp.log(mass)
+    return xp.where(seen, xp.exp(scores - lse), 0.0), lse
+
+
+def _average_pairs(scores: Any, values: Any, seen: Any) -> Any:
+    return _divide_weights(scores, seen)[0] @ values
+
+
+def _attend_samples(k: Any, v: Any, omega: Any, seen: _Seen) -> tuple[Any, Any]:
+    """Average values for each sample; the logs of their weights are a row, (..., 1, S)."""
+    means, lse = _average(omega @ k.mT - _half_squares(k), v, seen)
+    return means, lse.mT
+
+
+def _sum_features(
+    query: Query, of_query: Any, arrays: Any, seen: Any, some: Any = True
+) -> tuple[Any, Any]:
+    """Sum values, and 1, with products of features as weights; also return the log of a factor."""
+    k, v, omega = arrays
+    xp, (phi, _, most, _) = k.__array_namespace__(), _raise(of_query, some)
+    of_keys, seen = k @ omega.mT - _half_squares(k).mT, seen[:, None] & some
+    top = np.max(untraced(of_keys)[0][query.there])  # of all keys, whichever this query sees
+    psi = xp.where(seen, xp.exp(of_keys - top), 0.0)
+    values = xp.concat([v, xp.ones_like(v[..., :1])], axis=-1)
+    if query.order == "states":
+        return phi @ (psi.mT @ values), most + top
+    return phi @ psi.mT @ values, most + top
+
+
+def _estimate_logs(q: Any, k: Any, omega: Any, log_weight: Any, there: Any = True) -> Any:
+    """Estimate logs of the kernel of the query and each key, without |q|^2 / 2."""
+    terms = k @ omega.mT + (q @ omega.mT + log_weight)  # (..., m, S)
+    _, lse = _divide_weights(terms, there)
+    return lse.mT - _half_squares(k)
+
+
+class Text(NamedTuple):
+    """The text of an estimator, and what it takes beside queries, keys and values."""
+
+    write: Callable[..., Any]
+    rules: tuple[Callable[..., dict[str, Any]], ...]  # of its formula, that check arguments
+    needs: Mapping[str, str]  # arguments that must be given, in words
+    arrays: tuple[str, ...] = ()  # that may be given
+    options: Mapping[str, Any] = MappingProxyType({})  # others, with their defaults
+    of_query: bool = False  # whether each query has frequencies of its own
+    orders: tuple[str, ...] = ("samples", "pairs")  # of steps
+
+
+_OMEGA, _WINDOW = {"omega": "frequencies (..., S, d)"}, {"window": "tokens of a chunk"}
+_ALL_ORDERS = ("samples", "pairs", "features", "states")
+_OF_PROPOSALS = {"num_proposals": None, "weighting": "balance", "beta": 1.0}
+
+# By formula, of `refattn.naive`.
+TEXTS: Mapping[Any, Text] = {
+    naive.randomized_attention: Text(
+        write_randomized,
+        (doors.query_frequencies,),
+        {"omega": "frequencies of each query, (..., n, S, d)"},
+        ("omega",),
+        of_query=True,
+    ),
+    naive.mean_of_ratios_attention: Text(
+        write_randomized, (doors.shared_frequencies,), _OMEGA, ("omega",)
+    ),
+    naive.linear_randomized_attention: Text(
+        write_proposals,
+        (doors.proposals,),
+        _OMEGA,
+        ("omega", "centres"),
+        _OF_PROPOSALS,
+        orders=_ALL_ORDERS,
+    ),
+    naive.local_random_feature_attention: Text(
+        write_near_and_features,
+        (doors.shared_frequencies,),
+        _OMEGA,
+        ("omega",),
+        {"window": None},
+        orders=_ALL_ORDERS,
+    ),
+    naive.importance_sampled_attention: Text(
+        write_importance,
+        (doors.shared_frequencies,),
+        _OMEGA,
+        ("omega", "log_weight"),
+        orders=_ALL_ORDERS,
+    ),
+    naive.eva_attention: Text(
+        write_chunks, (doors.chunks,), _WINDOW, ("omega",), {"window": None, "log_size": True}
+    ),
+    naive.second_order_attention: Text(
+        write_moments, (doors.chunks,), _WINDOW, (), {"window": None}
+    ),
+    naive.coreset_attention: Text(
+        write_coreset, (doors.key_indices,), {"indices": "keys (..., S)"}, ("indices",)
+    ),
+}
