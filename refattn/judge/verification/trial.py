@@ -392,16 +392,11 @@ def _test_loud_factors(
             if not np.all(np.isfinite(rows.worst)):
                 continue
             known = sum_factor(problem, index, i, rows, errors.numbers, roundings)
-            tested = known.test()
-            words = explain_size(problem, "factor")(float(tested.value), float(tested.error))
+            value, error, log_p, statistic = map(float, known.test())
+            words = explain_size(problem, "factor")(value, error)
             words += f", {_name_tile(problem, head, i.start, i.stop)}"
-            explained = float(tested.value**2 * known.g)
-            numbers = (float(x) for x in (tested.statistic, tested.value, tested.error))
-            statistic, value, error = numbers
-            log_p = float(tested.log_p)
-            tried.append(
-                _Outcome("factor of few rows", log_p, statistic, words, value, error, explained)
-            )
+            found = log_p, statistic, words, value, error, float(value**2 * known.g)
+            tried.append(_Outcome("factor of few rows", *found))
     if tried:
         best = min(tried, key=lambda x: x.log_p)
         yield best._replace(log_p=_correct_for_tries(best.log_p, count))
@@ -410,7 +405,7 @@ def _test_loud_factors(
 def _cut_tiles(x: Doubles, size: int) -> Doubles:
     """Cut rows (heads, n) into tiles (heads, tiles, size), with zeros at the end."""
     heads, n = x.shape
-    return np.pad(x, ((0, 0), (0, -n % size))).reshape(heads, -1, size)
+    return np.pad(x, ((0, 0), (0, -n % size))).reshape(heads, -(-n // size), size)
 
 
 def _test_direction(

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from refattn.judge.rounding import PROFILES
-from refattn.judge.rounding.covariance import spared_variance
+from refattn.judge.rounding.covariance import covariance, spared_variance
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.problems import pose_arrays
 from refattn.judge.verification import verify
@@ -303,9 +303,16 @@ def test_errors_of_known_digits_are_as_large_as_their_law_says(name):
     numbers = Numbers(of_heads(name, q, k, v, "bfloat16")[0].__getitem__, "bfloat16")
     looks, names = {}, {x: PROFILES[x]._replace(out="bfloat16") for x in (name, "math")}
     compare(pose_arrays(q, k, v), numbers, "bfloat16", names, looks=looks)
-    found = looks[names[name]]
+    found, squares = looks[names[name]], []
+    problem, roundings = pose_arrays(q, k, v), names[name].roundings("bfloat16")
+    for h in range(2):
+        i = slice(0, 96)
+        rows = problem.analyse((h,), roundings, i)
+        law = np.add(*covariance(problem.head((h,)), roundings, i, rows, np.eye(32), worst=False))
+        error = rows.errors(numbers.out((h,)))[:, :, None]
+        squares.append(np.swapaxes(error, 1, 2) @ np.linalg.solve(law, error) / 32)
     low, high = interval(len(found.squares))
-    assert low < np.mean(found.joint.squares / (1 + found.joint.weights)) < high
+    assert low < np.mean(squares) < high
     assert np.all((found.least > 0.25) & (found.least <= 1))
     assert np.median(found.least) > 0.9
 
