@@ -7,3 +7,8 @@ To first order the rounding of a step s moves the result through the derivative 
 So the covariance of a row is a sum of products of derivatives times the variances of the roundings,
 and the bound a sum of their sizes times the largest roundings.
 """
+
+from .rows import pose_text
+
+__all__ = ["pose_text"]
+__dir__ = __all__.copy
