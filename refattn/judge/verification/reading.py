@@ -19,8 +19,7 @@ from ...files.tensors import Tensors
 from ...registry import ESTIMATORS
 from ..mistakes.causes.places import remark_stray
 from ..mistakes.causes.wrong_rows import thin
-from ..rounding.derived import pose_text
-from ..rounding.derived.rows import open_formula
+from ..rounding.derived.rows import open_formula, pose_text
 from ..rounding.derived.texts import TEXTS
 from ..rounding.formats import FORMATS
 from ..rounding.layers import pose_recurrence

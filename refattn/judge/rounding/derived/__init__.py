@@ -8,7 +8,5 @@ So the covariance of a row is a sum of products of derivatives times the varianc
 and the bound a sum of their sizes times the largest roundings.
 """
 
-from .rows import pose_text
-
-__all__ = ["pose_text"]
+__all__: list[str] = []
 __dir__ = __all__.copy
