@@ -7,3 +7,6 @@ To first order the rounding of a step s moves the result through the derivative 
 So the covariance of a row is a sum of products of derivatives times the variances of the roundings,
 and the bound a sum of their sizes times the largest roundings.
 """
+
+__all__: list[str] = []
+__dir__ = __all__.copy
