@@ -123,7 +123,7 @@ def spared_variance(
     """
     (spared, whole), to = np.zeros((2, *rows.out.shape)), roundings.weights
     top, lse = finite_logs(rows)
-    ties, few = find_ties(head, i), _has_few_numbers(head.k)
+    ties, few = find_ties(head, i), has_few_numbers(head.k)
     if ties is None and not few and (to is None or roundings.normalised):
         return spared, whole
     for tile in scan_tiles(head, i, len(head.k) if few else count_tile_keys(len(rows.out))):
@@ -150,7 +150,7 @@ def spared_variance(
     return spared, whole
 
 
-def _has_few_numbers(k: Doubles) -> bool:
+def has_few_numbers(k: Doubles) -> bool:
     """Tell whether keys are of so few numbers that scores of different keys may be equal."""
     some = k[:TILE_KEYS].ravel()
     return 4 * len(np.unique(some)) < len(some)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from ...arrays.library import Doubles
 from ..rounding.backward import gradient_covariance, list_terms, split_covariance
-from ..rounding.covariance import covariance, distinct_columns
+from ..rounding.covariance import covariance, distinct_columns, has_few_numbers
 from ..rounding.problems import Index, Problem
 from ..rounding.roundings import WORST, Roundings, RowErrors
 from ..rounding.softmax import analyse_softmax
@@ -113,11 +113,15 @@ def bound_factor(
     return np.square(found[:, :1]), found[:, 1:]
 
 
-def has_twins(problem: Problem, index: Index, roundings: Roundings) -> bool:
-    """Tell whether tokens of a gradient are equal: their roundings are one, if there are any."""
+def may_be_tied(problem: Problem, index: Index, roundings: Roundings) -> bool:
+    """Tell whether roundings of a gradient may be one, or none.
+
+    Those of equal tokens are, and numbers of few digits have scores that need no rounding.
+    """
     assert problem.gradient is not None
-    saved = [x for _, x in problem.gradient.saved(index, roundings)]
-    return any(np.any(y > 1) for x in saved for y in (x.copies, x.key_copies, x.products))
+    heads = problem.gradient.saved(index, roundings)
+    equal = any(np.any(y > 1) for _, x in heads for y in (x.copies, x.key_copies, x.products))
+    return equal or any(has_few_numbers(x.head.k) for x, _ in heads)
 
 
 def list_tokens(problem: Problem, index: Index) -> Doubles:

@@ -47,7 +47,7 @@ from ..rounding.roundings import WORST, RowErrors
 from .evidence import log_chernoff
 from .findings import Numbers
 from .head_sums import RowWeights
-from .joint import find_covariance, has_twins, list_tokens
+from .joint import find_covariance, list_tokens, may_be_tied
 from .z_scores import BEYOND, LseErrors, subtract_rounding
 
 _LEAST = WORST / 2  # factor of standard deviations, for the most favourable leading digits
@@ -263,7 +263,7 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
                 least = _find_known_factors(_mean(near), seen)
             left = np.where(whole > 0, 1 - spared / np.where(whole > 0, whole, 1.0), 1.0)
             shares = np.min(np.maximum(left, 0.0), -1, initial=1.0)
-        elif joint and (roundings.maximum or has_twins(problem, index, roundings)):
+        elif joint and (roundings.maximum or may_be_tied(problem, index, roundings)):
             shares *= 0.0
         still: tuple[Any, ...] = square, logs, least
         if joint:
