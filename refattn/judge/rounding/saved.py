@@ -320,8 +320,8 @@ class _RunningMaxima:
         last = (RMS * self.unit) ** 2 * _sum_running_squares(self.g * exact.out)
         self.last, self.of_sums = last, np.zeros(rows)
         self.off, self.sizes = np.zeros((2, rows))
-        self.parts: list[tuple[Doubles, ...]] = []
-        self.keys: list[npt.NDArray[np.int64]] = []
+        self.parts = [(np.zeros((rows, 0)),) * 4]  # of no key
+        self.keys = [np.zeros(0, np.int64)]
 
     def add(
         self,

@@ -1154,3 +1154,13 @@ def test_one_profile_explains_all_gradients(name):
     given = arrays(np.random.default_rng(12), "bfloat16", *shape)
     verdict = judged(*given, made(name, *given, "bfloat16"), "bfloat16")
     assert {verdict.parts[x].profile for x in NAMES} == {name}
+
+
+def test_maxima_of_queries_that_see_no_key():
+    """The first block of queries is before all keys."""
+    rng, to = np.random.default_rng(0), FORMATS["float32"].round
+    q, g = (to(rng.standard_normal((1, 300, 4))) for _ in range(2))
+    k, v = (to(rng.standard_normal((1, 8, 4))) for _ in range(2))
+    found = made("math", q, k, v, g, "float32", causal=True)
+    verdict = judged(q, k, v, g, found, "float32", causal=True, profile="math-maximum")
+    assert verdict.verdict == "PASS"
