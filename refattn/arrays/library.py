@@ -155,7 +155,7 @@ def centred(k: Array, mask: Array | None, xp: Any) -> Array:
 def reverse(x: Array, axis: int) -> Array:
     """Reverse the order along an axis."""
     xp = array_namespace(x)
-    if is_jax_array(x):  # whose compiler may abort the process on a reversal of booleans
+    if is_jax_array(untraced(x)):  # whose compiler may abort on a reversal of booleans
         back = xp.arange(x.shape[axis] - 1, -1, -1, device=device(x))
         return xp.take(x, back, axis=axis)
     return xp.flip(x, axis=axis)
