@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import chain, combinations_with_replacement
 from typing import Any, NamedTuple
 
@@ -16,8 +17,10 @@ import numpy as np
 
 from .arrays import checks, frequencies, qkv
 from .arrays.arithmetic import Workspace, add, clip, exp, multiply, square_norm
-from .arrays.library import Array, as_written, constant, device, host_dtype
+from .arrays.library import Array, array_namespace, as_written, constant, device, host_dtype
 from .arrays.shown import held
+from .numbers.primitives import primitive
+from .numbers.tape import fixed
 
 __all__ = [
     "Features",
@@ -212,15 +215,24 @@ def trigonometric_features(x: Array, omega: Array, *, square_norm: Any = None) -
     return Features(_waves(product, xp), _square_norm(x, square_norm, xp) / 2)
 
 
-def trusted_waves(x: Array, omega: Array, norms: bool, xp: Any) -> Features:
+def trusted_waves(x: Array, omega: Array, norms: bool) -> Features:
     """Compute `trigonometric_features` of trusted arrays, or with |x|^2 taken as 0."""
+    xp = array_namespace(x)
     square = square_norm(x) if norms else xp.zeros(x.shape[:-1], dtype=x.dtype, device=device(x))
     return Features(_waves(multiply(x, xp.matrix_transpose(omega)), xp), square / 2)
 
 
+@primitive
 def _waves(product: Array, xp: Any) -> Array:
     """Join cosines and sines, over the root of the number of frequencies."""
     return xp.concat([xp.cos(product), xp.sin(product)], axis=-1) / _root_of_length(product)
+
+
+@_waves.pullback
+def _pull_waves(values: Array, g: Array, product: Array, xp: Any) -> dict[str, Array]:
+    """Pull waves back by each other: they are their own derivatives."""
+    half = product.shape[-1]
+    return {"product": g[..., half:] * values[..., :half] - g[..., :half] * values[..., half:]}
 
 
 @as_written
@@ -267,6 +279,7 @@ def elu_features(x: Array, alpha: float = 1.0) -> Array:
     return elu(x, xp, alpha)
 
 
+@primitive
 def elu(x: Array, xp: Any, alpha: float = 1.0, memory: Workspace | None = None) -> Array:
     """Compute `elu_features` of trusted vectors, in a workspace if there is one."""
     below, above = _rooms(memory, x)
@@ -274,6 +287,18 @@ def elu(x: Array, xp: Any, alpha: float = 1.0, memory: Workspace | None = None) 
     if alpha != 1:
         below = alpha * below + (1 - alpha)
     return add(below, clip(x, 0.0, math.inf, xp, above))
+
+
+@elu.pullback
+def _pull_elu(
+    values: Array, g: Array, x: Array, xp: Any, alpha: float = 1.0, memory: Any = None
+) -> dict[str, Array]:
+    """Multiply by the slope: 1 above 0, alpha e^x below."""
+    one = xp.ones((), dtype=x.dtype, device=device(x))
+    slope = xp.minimum(values, one)  # of alpha 1, below 0 the slope is the value
+    if alpha != 1:
+        slope = xp.where(x > 0, 1.0, alpha * xp.exp(clip(x, -math.inf, 0.0, xp)))
+    return {"x": g * slope}
 
 
 def _rooms(memory: Workspace | None, x: Array) -> tuple[Array | None, Array | None]:
@@ -372,7 +397,7 @@ def taylor_features(x: Array, *, degree: int) -> Features:
 @as_written
 def taylor_scales(x: Array, degree: int, xp: Any) -> tuple[Array, Array, list[Array], Array]:
     """Return rows over their largest entry, its log, the log factor of each degree, the largest."""
-    size = xp.max(xp.abs(x), axis=-1, keepdims=True)
+    size = xp.max(xp.abs(fixed(x)), axis=-1, keepdims=True)  # any scale cancels
     size = xp.where(size == 0, 1.0, size)
     unit, log_size = x / size, xp.log(size)
     # size^p / sqrt(p!) over the degrees p, with the largest divided out.
@@ -439,7 +464,7 @@ def _square_norm(x: Array, instead: Any, xp: Any) -> Array:
 @as_written
 def _exponential_features(exponent: Array, square_norm: Array, xp: Any) -> Features:
     """Compute exp(exponent - square_norm / 2) over the root of the number of features."""
-    peak = xp.max(exponent, axis=-1, keepdims=True)
+    peak = xp.max(fixed(exponent), axis=-1, keepdims=True)  # any scale cancels
     values = xp.exp(exponent - peak) / _root_of_length(exponent)
     return Features(values, peak[..., 0] - square_norm / 2)
 
@@ -449,6 +474,7 @@ def _root_of_length(x: Array) -> Array:
     return constant(x.shape[-1], x) ** 0.5
 
 
+@primitive
 @as_written
 def _monomials(x: Array, degree: int, xp: Any) -> Array:
     r"""Multiply the monomials of a degree p by the roots of their multinomial coefficients.
@@ -464,6 +490,34 @@ def _monomials(x: Array, degree: int, xp: Any) -> Array:
         factor = xp.take(x, xp.asarray(index[:, j], device=device(x)), axis=-1)
         result = result * (constant(root, x) * factor)
     return result
+
+
+@_monomials.pullback
+def _pull_monomials(values: Array, g: Array, x: Array, degree: int, xp: Any) -> dict[str, Array]:
+    r"""Pull the normalised monomials of a degree back.
+
+    .. math:: \frac{\partial}{\partial x_c} \sqrt{\tfrac{p!}{\alpha!}} \, x^\alpha
+        = \sqrt{p \, \alpha_c} \; \sqrt{\tfrac{(p - 1)!}{\beta!}} \, x^\beta,
+        \qquad \beta = \alpha - e_c
+    """
+    if degree == 0:
+        return {}
+    lower = _monomials(x, degree - 1, xp)
+    above, root = _raised(x.shape[-1], degree)
+    taken = xp.take(g, xp.asarray(above.ravel(), device=device(x)), axis=-1)
+    taken = xp.reshape(taken, (*g.shape[:-1], *above.shape))
+    root = constant(np.sqrt(root.astype(host_dtype(x))), x)
+    return {"x": xp.sum(lower[..., None] * (root * taken), axis=-2)}
+
+
+@cache
+def _raised(d: int, degree: int) -> tuple[Any, Any]:
+    """Find which monomial x_c times one of degree - 1 is, (F, d), and degree times its power."""
+    place = {x: i for i, x in enumerate(combinations_with_replacement(range(d), degree))}
+    lower = list(combinations_with_replacement(range(d), degree - 1))
+    above = [[place[tuple(sorted((*x, c)))] for c in range(d)] for x in lower]
+    power = [[x.count(c) + 1 for c in range(d)] for x in lower]
+    return np.asarray(above), degree * np.asarray(power)
 
 
 def _factors_of_monomials(d: int, degree: int) -> tuple[Any, Any]:

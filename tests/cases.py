@@ -265,7 +265,7 @@ CASES = {
        for x in ("positive", "hyperbolic", "trigonometric")},
     "linear norms": case(LINEAR, mapped("positive", square_norm=1.0), mapped_atol, lacks=MAPPED),
     "coreset": case(CORESET, pivots, problems.coreset_atol,
-                    lacks="causal rows deletion vjp no-keys digits"),
+                    lacks="causal rows deletion no-keys digits"),
     "sampled keys": case(SAMPLE, samples, near_and_far_atol, lacks="causal deletion no-keys"),
     "sampled keys alike": case(SAMPLE, lambda p: {"indices": samples(p)["indices"]},
                                near_and_far_atol, lacks="causal deletion no-keys digits"),

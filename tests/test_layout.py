@@ -13,17 +13,17 @@ import refattn
 ROOT = Path(refattn.__file__).parent
 LINES, MODULES, PARAMETERS, HOMES = 600, 20, 7, 80
 FORMULAS = set(refattn.naive.__all__)
-SEARCHES = {"array_namespace": 64, "broadcast_lead": 12}
+SEARCHES = {"array_namespace": 60, "broadcast_lead": 12}
 FOREIGN = {"torch", "jax", "cupy", "dask", "tensorflow", "mlx", "ndonnx", "sparse"}
 # A folder, or a module at the top or in `judge`, and those that it imports beside `arrays` and
 # `typing`. What computes attention imports nothing of what judges it, which has one door.
 TABLE = {
     "arrays": "",
     "naive": "_version",
-    "features": "",
+    "features": "numbers",
     "files": "",
     "numbers": "",
-    "engine": "features",
+    "engine": "features numbers",
     "attention": "engine",
     "kernels": "engine",
     "sampling": "engine",
@@ -31,8 +31,8 @@ TABLE = {
     "diagnostics": "engine",
     "packed": "attention",
     "recurrences": "estimators",
-    "estimators": "engine features kernels sampling",
-    "gradients": "attention engine estimators features recurrences registry sampling",
+    "estimators": "engine features kernels numbers sampling",
+    "gradients": "attention engine estimators numbers registry",
     "streaming": "attention engine estimators features",
     "certified": "engine",
     "distributed": "attention engine estimators sampling streaming",

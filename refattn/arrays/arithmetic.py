@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .blocks import WHOLE, blocks, cache_sizes, part, tiles
-from .library import Array, array_namespace, device, is_cupy_array, is_numpy_array
+from .library import Array, array_namespace, device, is_cupy_array, is_numpy_array, untraced
 
 _TERMS = 64  # that one matrix product may add
 UNCUT = 128  # terms of a product of queries and keys that is not cut, which would take time
@@ -148,7 +148,7 @@ def flush_small(x: Array, xp: Any) -> Array:
 
 def square_norm(x: Array) -> Array:
     """|x|^2 along the last axis, or nan where it overflows: a bias of -inf would hide the key."""
-    few = is_numpy_array(x) and x.shape[-1] <= _FEW_TERMS
+    few = is_numpy_array(untraced(x)) and x.shape[-1] <= _FEW_TERMS
     square = np.vecdot(x, x) if few else array_namespace(x).sum(x * x, axis=-1)
     return square + 0.0 * square
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .library import Array, array_namespace, device, is_jax_array, is_numpy_array
+from .library import Array, array_namespace, device, is_jax_array, is_numpy_array, untraced
 from .threads import architecture
 
 WHOLE = slice(None)  # of an axis
@@ -42,7 +42,7 @@ def block_shape(x: Array, n: int | None = None, m: int | None = None) -> tuple[i
 
     Where there are only n queries or m keys, blocks are longer the other way.
     """
-    rows, columns = _OTHER_BLOCK
+    x, (rows, columns) = untraced(x), _OTHER_BLOCK
     longest = 4 * columns
     if is_numpy_array(x):
         longest = 4 * _NUMPY_ROW_BYTES // x.dtype.itemsize

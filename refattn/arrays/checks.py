@@ -18,6 +18,7 @@ from .library import (
     is_array_api_obj,
     is_numpy_array,
     to_host,
+    untraced,
 )
 from .words import close
 
@@ -34,7 +35,7 @@ def arrays(min_ndim: int, **named: Array) -> Any:
     (first, head), *rest = named.items()
     xp = array_namespace(head)
     supported = [xp.float32, xp.float64]
-    if is_numpy_array(head):
+    if is_numpy_array(untraced(head)):
         supported.append(np.dtype(np.longdouble))
     if head.dtype not in supported:
         cast = f"xp.astype({first}, xp.float32)"
@@ -72,7 +73,7 @@ def is_array(name: str, x: Any, most: int = 32) -> None:
 def same_home(name: str, x: Array, first: str, head: Array) -> None:
     """Check that two arrays live in one library and on one device."""
     try:
-        array_namespace(head, x)
+        array_namespace(untraced(head), untraced(x))
     except TypeError:
         raise TypeError(
             f"`{name}` must come from the same array library as `{first}`, "
@@ -143,7 +144,7 @@ def compatible(name: str, x: Array, other: str, y: Array) -> None:
 def floats(name: str, x: Any, like: Array) -> Array:
     """Check an array of real floats that is NumPy or of the library of `like`, and cast it."""
     is_array(name, x)
-    if not is_numpy_array(x):
+    if not is_numpy_array(untraced(x)):
         same_home(name, x, "q", like)
     if not is_of(x, "real floating"):
         raise TypeError(f"`{name}` must have a real floating dtype, got {x.dtype}.")
@@ -212,7 +213,8 @@ def real(
     kind += " or None" if optional else ""
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
         raise TypeError(f"`{name}` must be a {kind}, got {describe(value)}.")
-    wide = like is not None and is_numpy_array(like) and like.dtype == np.longdouble
+    like = untraced(like)
+    wide = is_numpy_array(like) and getattr(like, "dtype", None) == np.longdouble
     try:
         result: Any = _longdouble(value) if wide else float(value)
     except (OverflowError, ValueError):  # of integers with too many digits
@@ -329,6 +331,7 @@ def shape_of(x: Array) -> tuple[int, ...]:
 
 def describe(x: Any) -> str:
     """Name the type of a value, with the value where it is short."""
+    x = untraced(x)
     kind = type(x)
     if is_array_api_obj(x):
         return f"{kind.__module__}.{kind.__qualname__}"

@@ -88,7 +88,7 @@ def is_numpy_array(x: Any) -> bool:
 def constant(value: Any, like: Array) -> Array:
     """Move host data (a number or a NumPy array) to the dtype and device of `like`."""
     xp = array_namespace(like)
-    if is_array_api_obj(value) and not is_numpy_array(value):
+    if is_array_api_obj(value) and not is_numpy_array(untraced(value)):
         return xp.astype(value, like.dtype)
     return xp.asarray(value, dtype=like.dtype, device=device(like))
 
@@ -98,8 +98,14 @@ def own_copy(x: Array, xp: Any) -> Array:
     return xp.asarray(x, copy=True, device=device(x))
 
 
+def untraced(x: Any) -> Any:
+    """Return what a tape traces, an array or a namespace; anything else is returned as it is."""
+    return getattr(x, "untraced", x)
+
+
 def to_host(x: Array, dtype: Any = np.float64) -> Any:
     """Bring an array of any library, on any device, to NumPy; Dask computes it."""
+    x = untraced(x)
     if is_torch_array(x):
         x = x.detach()  # the result is no part of a graph of derivatives
     if is_torch_array(x) or is_cupy_array(x):
@@ -111,7 +117,7 @@ def to_host(x: Array, dtype: Any = np.float64) -> Any:
 
 def host_values(x: Array) -> Any:
     """Bring values to NumPy; None where there are none yet, of Dask or while JAX traces."""
-    if is_dask_array(x):
+    if is_dask_array(untraced(x)):
         return None
     try:
         return to_host(x, dtype=None)
@@ -121,6 +127,7 @@ def host_values(x: Array) -> Any:
 
 def host_dtype(like: Array) -> Any:
     """Return the dtype in which constants for `like` are computed on the host."""
+    like = untraced(like)
     return np.result_type(like, np.float64) if is_numpy_array(like) else np.float64
 
 
@@ -148,7 +155,7 @@ def centred(k: Array, mask: Array | None, xp: Any) -> Array:
 def reverse(x: Array, axis: int) -> Array:
     """Reverse the order along an axis."""
     xp = array_namespace(x)
-    if is_jax_array(x):  # whose compiler may abort the process on a reversal of booleans
+    if is_jax_array(untraced(x)):  # whose compiler may abort on a reversal of booleans
         back = xp.arange(x.shape[axis] - 1, -1, -1, device=device(x))
         return xp.take(x, back, axis=axis)
     return xp.flip(x, axis=axis)

@@ -11,7 +11,7 @@ import numpy as np
 from . import checks
 from .checks import shape_of
 from .heads import grouped_lead
-from .library import Array, array_namespace, is_numpy_array
+from .library import Array, array_namespace, is_numpy_array, untraced
 
 
 def check(
@@ -150,7 +150,7 @@ def per_head(name: str, x: Any, like: Array) -> Array:
         x = np.asarray(checks.real(name, x, like=like))
     values = checks.floats(name, x, like)
     checks.broadcasts(name, x, shape_of(like)[:-2], "(...)")
-    if is_numpy_array(x) and not np.all(np.isfinite(x)):
+    if is_numpy_array(untraced(x)) and not np.all(np.isfinite(untraced(x))):
         raise ValueError(f"`{name}` must be finite, got nan or inf.")
     return values
 

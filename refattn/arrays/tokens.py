@@ -10,7 +10,7 @@ import numpy as np
 from . import checks, qkv
 from .checks import shape_of
 from .heads import grouped_lead
-from .library import Array, array_namespace, constant, device
+from .library import Array, array_namespace, constant, device, untraced
 
 
 class RecurrenceOptions(NamedTuple):
@@ -171,9 +171,10 @@ def log_decay_of_heads(q: Array, k: Array, v: Array, decay: Any) -> Array:
     q, k, xp = _shared(q, k, v)
     lead = grouped_lead(k, k, v)
     gamma = qkv.per_head("decay", decay, xp.broadcast_to(k, (*lead, *k.shape[-2:])))
-    has_values = isinstance(decay, Real | np.ndarray)
-    if has_values and np.any(decay < 0):
-        raise ValueError(f"`decay` must not be negative, got {np.min(decay)}.")
+    values = untraced(decay)
+    host = isinstance(values, Real | np.ndarray)
+    if host and np.any(values < 0):
+        raise ValueError(f"`decay` must not be negative, got {np.min(values)}.")
     missing = max(0, q.ndim - 2 - len(lead))
     return xp.broadcast_to(xp.log(gamma), (*(1,) * missing, *lead))[..., None]
 

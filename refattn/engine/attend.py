@@ -38,9 +38,12 @@ from ..arrays.library import (
     device,
     is_cupy_array,
     is_numpy_array,
+    untraced,
 )
 from ..arrays.shown import held
 from ..arrays.threads import available, for_each
+from ..numbers.primitives import primitive
+from ..numbers.tape import Traced, fixed
 from ..typing import ArrayT
 from .scores import PLAIN, Scores, cap_scores
 
@@ -87,6 +90,21 @@ def attend(
     block: tuple[int, int] | None = None,
 ) -> Attended:
     """Attend with trusted arguments; `key_bias` maps keys (..., b, d) to their `bias` (..., b)."""
+    if key_bias is not None and isinstance(k, Traced):  # whose cotangent goes on to the keys
+        scores, key_bias = scores._replace(bias=key_bias(k)[..., None, :]), None
+    return attend_in_blocks(q, k, v, scores, key_bias, block)
+
+
+@primitive
+def attend_in_blocks(
+    q: Array,
+    k: Array,
+    v: Array,
+    scores: Scores,
+    key_bias: Callable[[Array], Array] | None = None,
+    block: tuple[int, int] | None = None,
+) -> Attended:
+    """Attend as `attend` does, in one step of a tape; its pullback is in `attend_back`."""
     xp = array_namespace(q, k, v)
     n, m, d_v = q.shape[-2], k.shape[-2], v.shape[-1]
     scale, bias, mask, _, _, softcap, sinks, dropout, slopes, _ = scores
@@ -362,7 +380,7 @@ def normalise(sums: Sums, xp: Any) -> Attended:
 
 def undo_overflow(mean: Array, *averaged: Array, xp: Any) -> Array:
     """Undo overflow by rounding: where what was averaged is finite, so is the mean."""
-    if is_numpy_array(mean) and not np.isinf(mean).any():
+    if is_numpy_array(untraced(mean)) and not np.isinf(untraced(mean)).any():
         return mean
     # An infinite value is an answer, and stays.
     undo = reduce(and_, map(xp.isfinite, averaged))
@@ -380,7 +398,7 @@ def _log_of_mass(mass: Array, base: Array, xp: Any) -> tuple[Array, Array]:
 @as_written
 def log_sum_exp(scores: Array, xp: Any) -> Array:
     """Reduce the last axis, which must not be empty."""
-    base = xp.max(scores, axis=-1)
+    base = xp.max(fixed(scores), axis=-1)  # which cancels
     number = finite(base, xp)[..., None]
     weights = exp_less(scores, number, xp) if is_cupy_array(scores) else xp.exp(scores - number)
     return _log_of_mass(xp.sum(weights, axis=-1), base, xp)[1]

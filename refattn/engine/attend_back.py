@@ -24,21 +24,21 @@ from ..arrays.arithmetic import (
     exp_less,
     less,
     multiply,
-    square_norm,
     sum_of_visible,
     times,
     workspace,
 )
 from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, most_threads, part, sum_to, tiles
-from ..arrays.library import Array, array_namespace, as_written, device, own_copy
+from ..arrays.library import Array, array_namespace, device, own_copy
 from ..arrays.threads import Sequencer, for_each
-from .attend import Attended, finite
-from .scores import PLAIN, Scores, cap_scores, slope_of_cap
+from .attend import Attended, attend_in_blocks, finite
+from .chunks import attend_in_bands
+from .scores import Scores, cap_scores, slope_of_cap
 
 _ROWS, _COLUMNS = 8, 8  # blocks of which sums are made before these are added to the result
 
 
-class Cotangents(NamedTuple):
+class _Cotangents(NamedTuple):
     """What one change of the result takes of each argument, with the shape of that argument."""
 
     q: Array
@@ -63,24 +63,17 @@ def zeros_of(x: Array) -> Array:
     return xp.zeros(x.shape, dtype=x.dtype, device=device(x))
 
 
-@as_written
+@attend_in_bands.pullback
+@attend_in_blocks.pullback
 def pull_attend(
-    q: Array,
-    k: Array,
-    v: Array,
-    done: Attended,
-    d_out: Array,
-    d_lse: Array | None = None,
-    scores: Scores = PLAIN,
-    *,
-    half: Array | None = None,
-) -> Cotangents:
-    """Pull cotangents of `attend.attend` back, whose `key_bias` is -`half` |k|^2.
+    done: Attended, cotangents: Any, q: Array, k: Array, v: Array, scores: Scores, **more: Any
+) -> dict[str, Any]:
+    """Pull cotangents of `attend` back, from what it returned.
 
-    `done` is what it returned, with all leading axes, and so have the cotangents `d_out` and
-    `d_lse`. Arguments that are broadcast get the sum over what they are repeated for.
+    Arguments that are broadcast get the sum over what they are repeated for.
     """
-    xp = array_namespace(q, k, v)
+    xp, (d_out, d_lse) = array_namespace(q, k, v), cotangents
+    d_out = xp.zeros_like(done.out) if d_out is None else d_out
     n, m = q.shape[-2], k.shape[-2]
     scale, bias, mask, _, _, softcap, sinks, dropout, slopes, _ = scores
     if mask is not None and mask.ndim < 2:
@@ -90,7 +83,7 @@ def pull_attend(
     rows, columns = block_shape(q, n, m)
     budget = rows * columns
     rows, columns = max(1, min(n, rows)), max(1, min(m, columns))
-    total = Cotangents(*(None if x is None else zeros_of(x) for x in (q, k, v, bias)))
+    total = _Cotangents(*(None if x is None else zeros_of(x) for x in (q, k, v, bias)))
 
     def of_block(box: tuple[slice, ...], j: slice, memory: Workspace | None) -> _Addends:
         head, i = box[:-1], box[-1]
@@ -103,8 +96,6 @@ def pull_attend(
         steep = None  # slope of the cap, before the scores are overwritten
         if softcap is not None:
             steep, scores = slope_of_cap(scores, softcap, xp), cap_scores(scores, softcap, xp)
-        if half is not None:
-            scores = add(scores, -half * square_norm(k_j)[..., None, :])
         if bias is not None:
             scores = add(scores, part(bias, (*box, j)))
         if slopes is not None:
@@ -131,10 +122,6 @@ def pull_attend(
         d_q = sum_of_visible(d_products, k_j, visible, xp, memory, signed=True)
         d_k = sum_of_visible(turned(d_products), q_i, by_key, xp, memory, signed=True)
         d_v = sum_of_visible(turned(kept), g, by_key, xp, memory, signed=True)
-        if half is not None:
-            # A column of zeros takes nothing: its key may be hidden and infinite.
-            column = xp.sum(d_scores, axis=-2)[..., None]
-            d_k = d_k - xp.where(column == 0, 0.0, 2 * half * column * k_j)
         return _Addends(d_q if scale is None else d_q * scale, d_k, d_v, d_scores)
 
     most = most_threads(q, math.prod(lead) * n * m)
@@ -194,7 +181,9 @@ def pull_attend(
     for_each(worker, items(), most=most)
     if sinks is not None:
         total = total._replace(sinks=_pull_sinks(sinks, done, d_out, d_lse, xp))
-    return total
+    nothing = Scores._make([None] * len(Scores._fields))
+    of_scores = nothing._replace(bias=total.bias, sinks=total.sinks)
+    return {"q": total.q, "k": total.k, "v": total.v, "scores": of_scores}
 
 
 def pull_normaliser(d_out: Array, out: Array, d_lse: Array | None, xp: Any) -> Array:

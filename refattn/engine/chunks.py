@@ -9,6 +9,7 @@ import numpy as np
 
 from ..arrays.blocks import WHOLE, part, some_heads
 from ..arrays.library import Array, array_namespace, device, is_numpy_array
+from ..numbers.primitives import primitive
 from .attend import Attended, attend
 from .scores import Scores
 
@@ -25,7 +26,6 @@ class Chunks(NamedTuple):
     mask: Array | None  # (..., C, 1, w)
     size: Array  # keys that are seen in each chunk, (..., C, 1, 1)
     mean_query: Array  # (..., C, d), 0 of none
-    num_queries: Array  # in each chunk of them, (B, 1)
     first: int  # chunk of the first query, which may be before that of the first key
     ahead: int  # first query of a chunk of queries, in the chunk of its keys
     rows: slice  # of the chunks, where the queries are
@@ -84,6 +84,7 @@ class Chunks(NamedTuple):
         return self.xp.reshape(out, shape)[..., self.rows, :]
 
 
+@primitive
 def attend_in_bands(q: Array, k: Array, v: Array, scores: Scores) -> Attended:
     """Attend as `attend` does; in libraries other than NumPy, narrow windows take one product.
 
@@ -155,7 +156,7 @@ def cut_chunks(q: Array, k: Array, v: Array, mask: Array | None, window: int) ->
     mean = slice_rows(mean, -first, count - first, xp)
     ahead = shift - start if few else 0
     seen_keys = (*all_keys, size)
-    return Chunks(of_queries, keys(start), *seen_keys, mean, most, first, ahead, places, xp)
+    return Chunks(of_queries, keys(start), *seen_keys, mean, first, ahead, places, xp)
 
 
 def slice_rows(x: Array, start: int, stop: int, xp: Any) -> Array:

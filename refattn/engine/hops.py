@@ -13,7 +13,7 @@ be representable, and `Signed` for those of any feature map.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from ..arrays.arithmetic import square_norm
 from ..arrays.blocks import WHOLE, block_shape, buffers, part, put, some_heads, tiles
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, as_written, device
+from ..numbers.primitives import retraced
 from .attend import Attended, attend
 from .scores import Scores, causal_mask
 
@@ -91,50 +92,52 @@ def per_query(
 ) -> Attended:
     """Make the first hop with samples or keys of each query's own, then `read`."""
     # No state is shared: S rows for each query attend to all keys, which takes time O(n m S).
-    lead, num_samples = lead_of_each(q, samples, keys), samples.omega.shape[-2]
+    (n, m), d_v, num_samples = (
+        (q.shape[-2], keys.k.shape[-2]),
+        keys.v.shape[-1],
+        samples[0].shape[-2],
+    )
+    lead = keys.lead(q, samples.omega[..., 0, :], samples.log_weight)
     out, lse = buffers(q, keys.v, lead, xp)
-    for box, some, flat, seen in tiles_of_queries(q, samples, keys, causal, lead, xp):
-        f, log_z = sample(flat, seen)
-        shape = (box[-1].stop - box[-1].start, num_samples)
-        f = xp.reshape(f, (*f.shape[:-2], *shape, f.shape[-1]))
-        log_z = xp.reshape(log_z, (*log_z.shape[:-1], *shape))
-        done = read(part(q, (*box, WHOLE)), some, Attended(f, log_z))
-        out = put(out, (*box, WHOLE), done.out)
-        lse = put(lse, box, done.lse)
-    return Attended(out, lse)
-
-
-def lead_of_each(q: Array, samples: Samples, keys: Keys) -> tuple[int, ...]:
-    """Broadcast the leading axes of queries with samples of their own."""
-    return keys.lead(q, samples.omega[..., 0, :], samples.log_weight)
-
-
-def tiles_of_queries(
-    q: Array, samples: Samples, keys: Keys, causal: bool, lead: tuple[int, ...], xp: Any
-) -> Iterator[tuple[tuple[slice, ...], Samples, Array, Keys]]:
-    """Cut queries with samples or keys of their own into tiles.
-
-    Yields which queries, their samples, the frequencies of all of these in one row, and the keys
-    that each of the row sees.
-    """
-    omega, log_weight = samples
-    n, m, d_v = q.shape[-2], keys.k.shape[-2], keys.v.shape[-1]
-    num_samples, d = omega.shape[-2:]
     # A tile holds frequencies, their values and, where it is needed, a mask of rows.
     width = max(1, d_v, m if causal or keys.mask is not None else 1)
     for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // (num_samples * width)):
-        c, box = i.stop - i.start, (*head, i)
-        some = Samples(part(omega, (*box, WHOLE, WHOLE)), part(log_weight, (*box, WHOLE)))
-        k, v, _, half = keys.part(tuple(head))
-        seen = None if keys.mask is None else part(keys.mask, (*box, WHOLE))
-        if causal:
-            past = causal_mask(i, slice(0, m), m - n, device(q), xp)
-            seen = past if seen is None else seen & past
-        if seen is not None and c > 1:  # the rows of a query's samples
-            seen = xp.broadcast_to(seen[..., None, :], (*seen.shape[:-2], c, num_samples, m))
-            seen = joined(seen, xp)
-        of_each = xp.broadcast_to(some.omega, (*some.omega.shape[:-3], c, num_samples, d))
-        yield box, some, joined(of_each, xp), Keys(k, v, seen, half)
+        rows = (*head, i, WHOLE)
+        some = Samples(part(samples.omega, (*rows, WHOLE)), part(samples.log_weight, rows))
+        seen = keys.part(tuple(head))
+        if keys.mask is not None:
+            seen = seen._replace(mask=part(keys.mask, rows))
+        past = i.start + m - n if causal else None
+        done = _attend_each(read, part(q, rows), some, seen, past, xp)
+        out = put(out, rows, done.out)
+        lse = put(lse, (*head, i), done.lse)
+    return Attended(out, lse)
+
+
+@retraced
+def _attend_each(
+    read: Callable[[Array, Samples, Attended], Attended],
+    q: Array,
+    samples: Samples,
+    keys: Keys,
+    past: int | None,
+    xp: Any,
+) -> Attended:
+    """Let the samples of each of some queries attend to keys: as far as `past` the first sees."""
+    k, v, seen, half = keys
+    c, m, (num_samples, d) = q.shape[-2], k.shape[-2], samples.omega.shape[-2:]
+    if past is not None:
+        early = causal_mask(slice(0, c), slice(0, m), past, device(q), xp)
+        seen = early if seen is None else seen & early
+    if seen is not None and c > 1:  # the rows of a query's samples
+        seen = xp.broadcast_to(seen[..., None, :], (*seen.shape[:-2], c, num_samples, m))
+        seen = joined(seen, xp)
+    # All frequencies in one row.
+    of_each = xp.broadcast_to(samples.omega, (*samples.omega.shape[:-3], c, num_samples, d))
+    f, log_z = sample(joined(of_each, xp), Keys(k, v, seen, half))
+    f = xp.reshape(f, (*f.shape[:-2], c, num_samples, f.shape[-1]))
+    log_z = xp.reshape(log_z, (*log_z.shape[:-1], c, num_samples))
+    return read(q, samples, Attended(f, log_z))
 
 
 def joined(x: Array, xp: Any) -> Array:

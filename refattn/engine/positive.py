@@ -21,6 +21,7 @@ from ..arrays.arithmetic import (
 )
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, some_heads
 from ..arrays.library import Array, as_written, device, is_numpy_array
+from ..numbers.primitives import primitive
 from .attend import (
     Attended,
     Sums,
@@ -44,17 +45,24 @@ _STEP = 128  # tokens of a step on NumPy, one leaf: twice what one sum of produc
 def two_hops(q: Array, samples: Samples, keys: Keys, causal: bool, xp: Any) -> Attended:
     """Let queries attend to samples that attend to the keys they see; `lse` lacks -|q|^2/2."""
     if keys.differ:
-        # No two queries share a state: each attends alone, as one row.
-        def read_own(q: Array, samples: Samples, states: Attended) -> Attended:
-            weights = samples.log_weight[..., None, :]
-            out, lse = read(q[..., None, :], Samples(samples.omega, weights), states)
-            return Attended(out[..., 0, :], lse[..., 0])
-
         omega = samples.omega[..., None, :, :]
-        return per_query(read_own, q, Samples(omega, samples.log_weight), keys, causal, xp)
+        return per_query(_read_own, q, Samples(omega, samples.log_weight), keys, causal, xp)
     if causal:
-        return causal_attention(q, keys, Positive(samples, xp))
+        return attend_causally(q, samples, keys, xp)
     return read(q, samples, sample(samples.omega, keys))
+
+
+def _read_own(q: Array, samples: Samples, states: Attended) -> Attended:
+    """Let queries that share no state attend alone, as one row each."""
+    weights = samples.log_weight[..., None, :]
+    out, lse = read(q[..., None, :], Samples(samples.omega, weights), states)
+    return Attended(out[..., 0, :], lse[..., 0])
+
+
+@primitive
+def attend_causally(q: Array, samples: Samples, keys: Keys, xp: Any) -> Attended:
+    """Make two hops over the keys that each query sees by its place, in one step of a tape."""
+    return causal_attention(q, keys, Positive(samples, xp))
 
 
 class _Exponents(NamedTuple):

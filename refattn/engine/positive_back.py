@@ -12,8 +12,10 @@ from ..arrays.arithmetic import add, exp, flush_small, multiply, square_norm, su
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, some_heads
 from ..arrays.library import Array, is_numpy_array
 from . import halves
-from .attend import finite
-from .signed_back import Mapped, TakenByTokens
+from .attend import Attended, finite
+from .hops import Keys, Samples
+from .positive import attend_causally
+from .signed_back import Mapped, TakenByTokens, pull_linear
 
 # Exponents of factors are a quarter of the largest, at most; those of longdouble are no floats.
 _LARGEST_EXPONENTS = {"float32": 22.0, "float64": 177.0}
@@ -109,6 +111,16 @@ class PositiveBack:
             moved = moved + xp.sum(triples * products[..., i, :, None], axis=-3)
             weights.append(xp.sum(triples, axis=-1))
         return moved, xp.concat(weights, axis=-2)
+
+
+@attend_causally.pullback
+def _pull_causal(
+    done: Attended, cotangents: Any, q: Array, samples: Samples, keys: Keys, xp: Any
+) -> dict[str, Any]:
+    """Pull causal attention by positive features back."""
+    arithmetic = PositiveBack(*samples, done.lse, keys.half)
+    pulled = pull_linear(q, keys, arithmetic, done.out, *cotangents, causal=True)
+    return {"q": pulled.q, "keys": pulled.keys, "samples": Samples(*pulled.parameters)}
 
 
 def _factors(queries: Mapped, keys: Mapped) -> tuple[Array, Array] | None:

@@ -39,6 +39,7 @@ from ..arrays.library import (
     traced_once,
 )
 from ..arrays.threads import for_each
+from ..numbers.primitives import primitive
 
 _LONGEST_LEAF = 64  # tokens: more take time for pairs, fewer for states
 _LEAVES, _OTHER_LEAVES = 256, 64  # of a step, on NumPy times the bytes of a number
@@ -283,6 +284,7 @@ def cut_steps(n: int, like: Array) -> tuple[int, list[slice]]:
     return size, list(blocks(0, n, size * count))
 
 
+@primitive
 @as_written
 def recur(x: Tokens, state: Array, before: bool, xp: Any) -> tuple[Array, Array]:
     """Read and write the state, (..., d, d_v), token by token: out (..., n, d_v), and the last."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.blocks import WHOLE, put, some_heads
+from ..arrays.blocks import WHOLE, put, some_heads, sum_to
 from ..arrays.library import Array, as_written, device, is_dask_array, on_whole_rows, reverse
 from .recurrent import (
     Decays,
@@ -22,6 +22,7 @@ from .recurrent import (
     cut_steps,
     inverse,
     over_heads,
+    recur,
     shift,
     solve_leaves,
     spoilt_states,
@@ -31,6 +32,22 @@ from .recurrent import (
     weights,
     without_nan,
 )
+
+
+@recur.pullback
+def _pull_tokens(
+    done: tuple[Array, Array], cotangents: Any, x: Tokens, state: Array, before: bool, xp: Any
+) -> dict[str, Any]:
+    """Pull `recur` back to its arguments."""
+    d_out, d_last = (
+        xp.zeros_like(y) if g is None else g for y, g in zip(done, cotangents, strict=True)
+    )
+    pulled, first = pull_recur(x, state, before, d_out, d_last, xp)
+    pairs = zip(x, pulled, strict=True)
+    return {
+        "x": Tokens(*(None if y is None else sum_to(g, y.shape) for y, g in pairs)),
+        "state": first,
+    }
 
 
 @as_written

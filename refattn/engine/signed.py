@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -33,9 +33,10 @@ from ..arrays.blocks import (
     put_quotient,
     some_heads,
 )
-from ..arrays.library import Array, array_namespace, as_written, device, is_numpy_array
+from ..arrays.library import Array, array_namespace, as_written, device, is_numpy_array, untraced
 from ..arrays.threads import for_each
 from ..features import Features
+from ..numbers.primitives import primitive
 from .attend import Attended, Sums, base_of, combine, finite, split_ones
 from .causal import (
     Arithmetic,
@@ -246,6 +247,15 @@ def merge_totals(a: Totals, b: Totals) -> Totals:
 @as_written
 def linear_attention(q: Array, keys: Keys, arithmetic: Signed, causal: bool) -> Array:
     """Attend by the sums of what keys have, for features of either sign."""
+    return attend_by_sums(q, keys, arithmetic.arrays, arithmetic, causal)
+
+
+@primitive
+def attend_by_sums(
+    q: Array, keys: Keys, arrays: tuple[Array, ...], arithmetic: Signed, causal: bool
+) -> Array:
+    """Do so with the arrays of the features apart, in one step of a tape."""
+    arithmetic = replace(arithmetic, arrays=arrays, xp=untraced(arithmetic.xp))
     if causal and not keys.differ:
         return causal_attention(q, keys, arithmetic).out
     lead, n = keys.lead(q), q.shape[-2]
@@ -319,14 +329,14 @@ def _stacked(arrays: tuple[Array, ...]) -> Array:
 def _sums_in_groups(first: Array, sums: Array, memory: Workspace) -> tuple[Array, Array]:
     """Do the same for sums (..., T, F, w) without a base, which are overwritten: to the bit."""
     lead, count = np.broadcast_shapes(sums.shape[:-3], first.shape[:-2]), sums.shape[-3]
-    _add_up(sums)
+    _run_sums(sums)
     before = memory.room("before", (*lead, count, *sums.shape[-2:]), sums.dtype)
     before[..., 0, :, :] = first
     np.add(sums[..., :-1, :, :], first[..., None, :, :], out=before[..., 1:, :, :])
     return before, sums[..., -1, :, :].copy()
 
 
-def _add_up(sums: Array) -> None:
+def _run_sums(sums: Array) -> None:
     """Replace arrays (..., T, F, w) by their running sums, as `_running_sums` does."""
     count = sums.shape[-3]
     for group in blocks(0, count, _GROUP):
@@ -334,6 +344,6 @@ def _add_up(sums: Array) -> None:
             sums[..., t, :, :] += sums[..., t - 1, :, :]
     if count > _GROUP:
         before = sums[..., _GROUP - 1 : count - 1 : _GROUP, :, :].copy()
-        _add_up(before)
+        _run_sums(before)
         for g, group in enumerate(blocks(_GROUP, count, _GROUP)):
             sums[..., group, :, :] += before[..., g : g + 1, :, :]

@@ -18,20 +18,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..arrays.arithmetic import multiply, sum_of_products, sum_of_visible, times, with_ones
-from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, most_threads, part, sum_to, tiles
-from ..arrays.library import Array, array_namespace, as_written, device, is_numpy_array, own_copy
+from ..arrays.blocks import (
+    WHOLE,
+    add_part,
+    block_shape,
+    blocks,
+    most_threads,
+    part,
+    some_heads,
+    sum_to,
+    tiles,
+)
+from ..arrays.library import (
+    Array,
+    array_namespace,
+    as_written,
+    device,
+    is_numpy_array,
+    own_copy,
+    untraced,
+)
 from ..arrays.threads import Sequencer, for_each
 from ..features import Features
+from ..numbers.tape import Traced, given, pull_to_steps
 from .attend import finite
 from .attend_back import pull_normaliser, zeros_of
 from .causal import Seen, heads_at_once, leaf_shape, leaves, running, step_size, whole_leaves
 from .hops import Keys, joined
 from .scores import causal_mask
-from .signed import Totals, merge_totals
+from .signed import FeatureMap, Signed, Totals, attend_by_sums, merge_totals
 
 _AXES = (-3, -3)  # of leaves, in the two arrays of `Totals`
 _LEAF_BACK = 64  # tokens of a leaf on NumPy
@@ -42,8 +60,7 @@ class PulledLinear(NamedTuple):
     """Cotangents of the arguments, and of what features are made of beside tokens."""
 
     q: Array
-    k: Array
-    v: Array
+    keys: Keys
     parameters: tuple[Array, ...]
 
 
@@ -100,34 +117,45 @@ class Mapped(NamedTuple):
         return self._replace(values=values, log=leaves(log, shape, xp))
 
 
-# How features of tokens are pulled back: cotangents of values, and of log scales if these matter.
-Pull = Callable[[Array, Array | None], TakenByTokens]
-PulledMap = Callable[[Array, tuple[slice, ...]], tuple[Features, Pull]]
-
-
-@dataclass(eq=False)
 class SignedBack:
-    """Features of either sign, of any map that has a pullback; a scale of queries cancels."""
-
-    phi_q: PulledMap
-    phi_k: PulledMap
-    width: int
-    parameters: tuple[Array, ...] = ()
-    splits: bool = True
+    """Features of either sign, traced; a scale of queries cancels."""
 
     bases = 1
 
+    def __init__(self, arithmetic: Signed, arrays: tuple[Array, ...]) -> None:
+        self.phi_q, self.phi_k = arithmetic.phi_q, arithmetic.phi_k
+        self.width, self.splits, self.parameters = arithmetic.width, arithmetic.splits, arrays
+
+    def _traced(
+        self, phi: FeatureMap, x: Array, head: tuple[slice, ...]
+    ) -> tuple[Features, Callable[..., TakenByTokens], bool]:
+        """Map tokens; return how cotangents are pulled back, and whether log scales have any."""
+        tokens = given(x, light=True)
+        arrays = [given(some_heads(y, head), light=True) for y in self.parameters]
+        mapped = values, log_scale = phi(tokens, tuple(arrays), None)
+
+        def pull(*cotangents: Array | None) -> TakenByTokens:
+            # Those of all heads, which may share these features.
+            both = zip(cotangents, mapped, strict=True)
+            summed = tuple(g if g is None else sum_to(g, y.shape) for g, y in both)
+            found = pull_to_steps(mapped, summed, [tokens, *arrays])
+            moved = [(i, WHOLE, found[y.step]) for i, y in enumerate(arrays) if y.step in found]
+            return found.get(tokens.step, zeros_of(x)), moved
+
+        moves = isinstance(log_scale, Traced) and log_scale.step.moves
+        return Features(untraced(values), untraced(log_scale)), pull, moves
+
     def queries(self, q: Array, head: tuple[slice, ...], i: slice, xp: Any) -> Mapped:
         """Make features of queries, without their scale."""
-        (values, _), pull = self.phi_q(q, head)
-        if not self.splits:  # a map may write the features of keys where it has written these
-            values = own_copy(values, xp)
+        (values, _), pull, _ = self._traced(self.phi_q, q, head)
         return Mapped(values, xp.zeros_like(values[..., :1]), lambda x: pull(x, None), xp)
 
     def keys(self, k: Array, head: tuple[slice, ...], xp: Any) -> Mapped:
         """Make features of keys."""
-        (values, log_scale), pull = self.phi_k(k, head)
-        log = log_scale[..., None]
+        (values, log_scale), pull, moves = self._traced(self.phi_k, k, head)
+        log = xp.zeros_like(values[..., :1]) if log_scale is None else log_scale[..., None]
+        if not moves:
+            return Mapped(values, log, lambda x: pull(x, None), xp)
         return Mapped(values, log, lambda x: pull(x, xp.sum(x * values, axis=-1)), xp)
 
     def scale(
@@ -179,13 +207,28 @@ def _scale_pairs(queries: Mapped, keys: Mapped, products: Array, visible: Array 
     return xp.where(visible, products * xp.exp(logs), 0.0)
 
 
+@attend_by_sums.pullback
+def _pull_sums(
+    out: Array,
+    d_out: Array,
+    q: Array,
+    keys: Keys,
+    arrays: tuple[Array, ...],
+    arithmetic: Signed,
+    causal: bool,
+) -> dict[str, Any]:
+    """Pull `linear_attention` back."""
+    pulled = pull_linear(q, keys, SignedBack(arithmetic, arrays), out, d_out, causal=causal)
+    return {"q": pulled.q, "keys": pulled.keys, "arrays": pulled.parameters}
+
+
 @as_written
 def pull_linear(
     q: Array,
     keys: Keys,
     arithmetic: Any,
     out: Array,
-    d_out: Array,
+    d_out: Array | None,
     d_lse: Array | None = None,
     *,
     causal: bool,
@@ -195,6 +238,7 @@ def pull_linear(
     With a mask of each query's own, features are to be `SignedBack`.
     """
     xp = array_namespace(q)
+    d_out = xp.zeros_like(out) if d_out is None else d_out
     if keys.differ:
         return _pull_in_pairs(q, keys, arithmetic, out, d_out, causal, xp)
     n, m, whole = q.shape[-2], keys.k.shape[-2], WHOLE
@@ -229,7 +273,7 @@ def pull_linear(
 
     most = most_threads(q, math.prod(lead) * (n + m) * arithmetic.width)
     for_each(lambda: pull_head, enumerate(_heads_at_once(lead, q, arithmetic)), most=most)
-    return PulledLinear(total[0], total[1], total[2], tuple(total[3:]))
+    return PulledLinear(total[0], Keys(total[1], total[2]), tuple(total[3:]))
 
 
 def _cotangents(d_out: Array, out: Array, xp: Any, d_lse: Array | None = None) -> Array:
@@ -303,7 +347,7 @@ def _pull_in_pairs(
             _give_taken(give, 1, j, keys_j.pull(d_keys))
             give(2, j, _sum_of_pairs(weights, visible, x[..., :-1], xp))
         _give_taken(give, 0, i, queries.pull(moved))
-    return PulledLinear(total[0], total[1], total[2], tuple(total[3:]))
+    return PulledLinear(total[0], Keys(total[1], total[2]), tuple(total[3:]))
 
 
 def _give_taken(give: Give, to: int, tokens: slice, taken: TakenByTokens) -> None:

@@ -20,10 +20,13 @@ from ..arrays.library import (
     reverse,
     root_scale,
     take_rows,
+    untraced,
     widest,
 )
 from ..engine.attend import Attended, attend, finite, merge
 from ..engine.scores import Scores
+from ..numbers.primitives import retraced
+from ..numbers.tape import Traced
 from ..typing import ArrayT, Pivots
 from . import key_sampling
 from .inputs import Options, check_call, exactly_one, in_heads
@@ -102,8 +105,8 @@ def coreset_attention(
     the dtype of `q`. For example, J may be 6 of 12 keys in 3 dimensions with coordinates of size
     0.1, 0.03, 0.01 or 0.003. In float32 the errors are then about 1e-5, 1e-4, 1e-3 and 1e-2 of
     values of size 1; in float64, which such keys need, they are below 1e-10. Keys further apart
-    than |k - k'|^2 / 2 = 708, or 87 without float64, are treated as orthogonal. `vjp` has no
-    pullback of this function.
+    than |k - k'|^2 / 2 = 708, or 87 without float64, are treated as orthogonal. The gradients of
+    `vjp` are those at keys J that do not change.
 
     Examples
     --------
@@ -125,7 +128,12 @@ def coreset_attention(
     if num_keys is not None:  # for each head that sees other keys
         each = xp.broadcast_to(k, (*broadcast_lead(k, mask), *k.shape[-2:]))
         drawn = key_sampling.draw_pivots(
-            each, num_keys=num_keys, pivots=pivots, rng=rng, scale=scale, mask=mask
+            untraced(each),
+            num_keys=num_keys,
+            pivots=pivots,
+            rng=rng,
+            scale=scale,
+            mask=untraced(mask),
         )
         indices = drawn[..., None, :]
     inputs = _CoresetInputs(q, k, v, mask, indices, root_scale(scale, q), xp)
@@ -236,7 +244,7 @@ def _diagonal(x: Array, xp: Any) -> Array:
 def _solve_factored(factor: Array, free: Array, b: Array, xp: Any) -> Array:
     """Solve L L^T x = b; x is 0 where a row is not `free`, (..., 1, S)."""
     there = xp.matrix_transpose(free)
-    if not is_numpy_array(b):
+    if not is_numpy_array(untraced(b)):
         inverse = _invert_factor(factor, there, xp)
         return xp.matrix_transpose(inverse) @ (inverse @ b)
     y = _substitute(factor, there, b, xp)
@@ -403,6 +411,11 @@ def prepare_samples(
     return SampledKeyInputs(keys, lead, ungroup)
 
 
+@retraced
+def _attend_sample(sample: KeysOfQueries) -> Attended:
+    return sample.attend()
+
+
 @as_written
 def attend_samples(inputs: SampledKeyInputs) -> Attended:
     """Attend to samples, all at once where they are shared."""
@@ -410,8 +423,10 @@ def attend_samples(inputs: SampledKeyInputs) -> Attended:
         return inputs.sample.attend()
     q, v = inputs.sample.q, inputs.sample.v
     out, lse = buffers(q, v, inputs.lead, inputs.sample.xp)
-    for box, sample in inputs.each():
-        done = sample.attend()
+    # Of a tape, as many places at once as there are keys: sums over these take no more time.
+    most = -(-inputs.sample.k.shape[-2] // max(1, inputs.sample.indices.shape[-1]))
+    for box, sample in inputs.each(most if isinstance(q, Traced) else 1):
+        done = _attend_sample(sample)
         out = put(out, (*box, WHOLE), done.out[..., 0, :])
         lse = put(lse, box, done.lse[..., 0])
     return Attended(out, lse)

@@ -16,12 +16,21 @@ from ..arrays import checks, frequencies
 from ..arrays.arithmetic import multiply, square_norm
 from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, part, put, some_heads, tiles
 from ..arrays.heads import group_with_lead
-from ..arrays.library import Array, as_written, constant, device, is_numpy_array, root_scale
+from ..arrays.library import (
+    Array,
+    as_written,
+    constant,
+    device,
+    is_numpy_array,
+    root_scale,
+    untraced,
+)
 from ..engine.attend import Attended, attend, log_sum_exp
 from ..engine.causal import causal_attention
 from ..engine.hops import Keys, Samples, concatenate, read, sample
 from ..engine.positive import Positive, exponents, two_hops
 from ..engine.scores import Scores
+from ..numbers.primitives import primitive, retraced
 from ..typing import ArrayT, Weighting
 from .inputs import Options, change_gauge, check_call
 from .token_chunks import chunk_of, mean_of_chunks, seen_keys
@@ -142,12 +151,19 @@ def attend_prepared(inputs: LaraInputs, causal: bool) -> Attended:
     """Return LARA and its log normaliser."""
     weighting = inputs.options.weighting
     if causal:
-        return causal_attention(inputs.q, inputs.keys, _GrowingSamples(inputs))
+        return attend_growing(inputs, *past_proposals(inputs))
     made = make_proposals(inputs)
     if weighting not in ("own", "balance"):
         return query_weighted(inputs, made.omega, query_weights(inputs, made))
     samples = Samples(inputs.root * made.omega, proposal_weights(made, weighting)[..., None, :])
     return two_hops(inputs.q, samples, inputs.keys, False, inputs.xp)
+
+
+@primitive
+def attend_growing(inputs: LaraInputs, centres: Array, omega: Array) -> Attended:
+    """Attend where queries know the samples of chunks before their own, in one step of a tape."""
+    arithmetic = _GrowingSamples(inputs, centres, omega)
+    return causal_attention(inputs.q, inputs.keys, arithmetic)
 
 
 class LaraInputs(NamedTuple):
@@ -195,6 +211,7 @@ def prepare_lara(q: Array, k: Array, v: Array, options: Options, own: LaraOption
     if omega is None:
         z = checks.generator(options.rng).standard_normal((*lead, count, d))
     if isinstance(centres, Sequence):
+        omega = untraced(omega)  # computed in NumPy, and not differentiated
         omega, log_own, mixture = _from_sequence(centres, omega, z, repeats, lead, d)
         log_own, mixture = (constant(x, q)[..., None, :] for x in (log_own, mixture))
         centres = None
@@ -219,7 +236,6 @@ class Proposals(NamedTuple):
     """Proposals, their frequencies, and densities at these, log over N(0, I)."""
 
     q_mean: Array  # (..., C, d), mean query of each chunk
-    centres: Array | None  # (..., C, d); None where densities are given
     omega: Array  # (..., S, d)
     log_own: Array  # (..., S), of the own proposal of each
     mixture: Array  # (..., S), of the sum of all
@@ -232,18 +248,18 @@ def make_proposals(inputs: LaraInputs) -> Proposals:
     keys, root, xp = inputs.keys, inputs.root, inputs.xp
     q_mean = root * mean_of_chunks(inputs.q, count, None, xp)
     if inputs.log_own is not None:
-        return Proposals(q_mean, None, omega, inputs.log_own, inputs.mixture)
+        return Proposals(q_mean, omega, inputs.log_own, inputs.mixture)
     if centres is None:
         centres = q_mean + root * mean_of_chunks(keys.k, count, seen_keys(keys, xp), xp)
     if omega is None:
         omega = _draw_around(centres, inputs.noise, repeats, xp)
     log_own = _log_own(omega, centres, repeats, xp)
-    return Proposals(q_mean, centres, omega, log_own, log_mixture(omega, centres).lse)
+    return Proposals(q_mean, omega, log_own, log_mixture(omega, centres).lse)
 
 
 def past_proposals(inputs: LaraInputs) -> tuple[Array, Array]:
     """Return means of the proposals of causal chunks (..., C, d), and frequencies (..., S, d)."""
-    centres, omega = _past_centres(inputs), inputs.omega
+    centres, omega = past_centres(inputs), inputs.omega
     if omega is None:
         omega = _draw_around(centres, inputs.noise, inputs.options.repeats, inputs.xp)
     return centres, omega
@@ -381,17 +397,33 @@ def query_weighted(inputs: LaraInputs, omega: Array, weights: QueryWeights) -> A
     for *head, i in tiles((*inputs.lead, q.shape[-2]), most):
         q_i = part(q, (*head, i, WHOLE))
         weights_h = weights.part(tuple(head))
-        t = weights_h.softmax(root * q_i, some_heads(norm, head))
-        samples = Samples(some_heads(omega, head), weights_h.log(weights_h.of(t)))
+        seen: Any = None
         if states is None:
             seen = keys.part(tuple(head))._replace(mask=part(keys.mask, (*head, i, WHOLE)))
-            done = two_hops(q_i, samples, seen, False, inputs.xp)
         else:
-            f = Attended(some_heads(states.out, head), part(states.lse, (*head, WHOLE)))
-            done = read(q_i, samples, f)
+            seen = Attended(some_heads(states.out, head), part(states.lse, (*head, WHOLE)))
+        more = some_heads(omega, head), root, some_heads(norm, head)
+        done = _attend_weighted(q_i, weights_h, seen, *more)
         out = put(out, (*head, i, WHOLE), done.out)
         lse = put(lse, (*head, i), done.lse)
     return Attended(out, lse)
+
+
+@retraced
+def _attend_weighted(
+    q: Array,
+    weights: QueryWeights,
+    seen: Keys | Attended,
+    omega: Array,
+    root: Array,
+    norm: Array | None,
+) -> Attended:
+    """Let some queries attend to keys, or to what samples have seen of these."""
+    t = weights.softmax(root * q, norm)
+    samples = Samples(omega, weights.log(weights.of(t)))
+    if isinstance(seen, Keys):
+        return two_hops(q, samples, seen, False, weights.xp)
+    return read(q, samples, seen)
 
 
 class _GrowingSamples(Positive):
@@ -405,19 +437,15 @@ class _GrowingSamples(Positive):
     omega: Array  # (..., S, d)
     mixture: Array  # of the proposals so far at each of omega, log over N(0, I), (..., 1, S)
 
-    def __init__(self, inputs: LaraInputs) -> None:
+    def __init__(self, inputs: LaraInputs, centres: Array, omega: Array) -> None:
         self.inputs, self.options, self.alike = inputs, inputs.options, False
-        self.xp = inputs.xp
-        noise = inputs.noise if inputs.omega is None else inputs.omega
-        self.width, self.arrays = self.options.num_proposals * self.options.repeats, (noise,)
+        self.xp, self.width, self.arrays = inputs.xp, omega.shape[-2], (centres, omega)
         self.chunk = chunk_of(inputs.q.shape[-2], self.options.num_proposals)
 
     def part(self, head: tuple[slice, ...]) -> _GrowingSamples:
-        """Take some heads, and draw their samples."""
+        """Take some heads."""
         some, inputs = copy(self), self.inputs
-        q, omega, noise = (some_heads(x, head) for x in (inputs.q, inputs.omega, inputs.noise))
-        some.inputs = inputs._replace(q=q, keys=inputs.keys.part(head), omega=omega, noise=noise)
-        some.centres, some.omega = past_proposals(some.inputs)
+        some.centres, some.omega = (some_heads(x, head) for x in self.arrays)
         log_own = _log_own(some.omega, some.centres, self.options.repeats, inputs.xp)
         log_weight = -log_own[..., None, :]
         some.samples = Samples(inputs.root * some.omega, log_weight)
@@ -466,7 +494,8 @@ class _GrowingSamples(Positive):
         return -xp.take(mixture, xp.asarray(which, device=home), axis=-2)
 
 
-def _past_centres(inputs: LaraInputs) -> Array:
+@primitive
+def past_centres(inputs: LaraInputs) -> Array:
     """Means of the proposals of causal chunks (..., C, d), each of the chunk before; 0 at first."""
     q, (k, _, mask, _), xp, home = inputs.q, inputs.keys, inputs.xp, device(inputs.q)
     (n, d), count = q.shape[-2:], inputs.options.num_proposals

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,15 +11,20 @@ import numpy as np
 from ..arrays import checks, qkv
 from ..arrays.arithmetic import Workspace
 from ..arrays.heads import group_heads
-from ..arrays.library import Array, as_written, is_numpy_array
+from ..arrays.library import Array, as_written, is_numpy_array, own_copy, untraced
 from ..engine import signed
+from ..engine.attend_back import zeros_of
 from ..engine.hops import Keys
-from ..features import Features, elu, elu_features, relu, relu_features
+from ..features import Features, elu, elu_features, polynomial_features, relu, relu_features
+from ..numbers.primitives import primitive
+from ..numbers.tape import Traced, given, pull_to_steps
 from ..typing import ArrayT
+from .inputs import open_partials
 
 UserMap = Callable[[Array], Array | Features]
 
 # Maps that may be given some of the heads, as they are for trusted arrays.
+_OF_ROWS = (elu_features, relu_features, polynomial_features)
 _ELEMENTWISE = ((elu_features, elu), (relu_features, relu))
 
 
@@ -99,11 +104,16 @@ def prepare_linear(
 def map_features(feature_map: UserMap, like: Array, xp: Any) -> signed.Signed:
     """Make features of a map, of which a row like those of `like` shows how many there are."""
 
-    row = like[..., : min(1, like.shape[-2]), :]
-    width = check_features(feature_map(row), row, xp).values.shape[-1]
+    row, xp = untraced(like[..., : min(1, like.shape[-2]), :]), untraced(xp)
+    of_row = feature_map(row)
+    width = check_features(of_row, row, xp).values.shape[-1]
+    as_it_is = isinstance(of_row, Features) and not callable(getattr(feature_map, "vjp", None))
     trusted = next((fast for map, fast in _ELEMENTWISE if map is feature_map), None)
 
     def phi(x: Array, _: tuple[Array, ...], memory: Workspace | None) -> Features:
+        if isinstance(x, Traced):
+            found: Any = feature_map(x) if as_it_is else map_tokens(x, feature_map, xp)
+            return Features(*found)
         if trusted is None:
             return check_features(feature_map(x), x, xp)
         values = trusted(x, xp, memory=memory)
@@ -115,9 +125,51 @@ def map_features(feature_map: UserMap, like: Array, xp: Any) -> signed.Signed:
         return Features(values if trusted else 1.0 * values, log_scale)
 
     # Whether a map may be given some of the heads.
-    function = feature_map.func if isinstance(feature_map, partial) else feature_map
-    splits = any(map is function for map, _ in _ELEMENTWISE)
+    splits = any(map is open_partials(feature_map)[0] for map, _ in _ELEMENTWISE)
     return signed.Signed(phi_q, phi, width, xp=xp, splits=splits)
+
+
+@primitive
+def map_tokens(x: Array, feature_map: UserMap, xp: Any) -> Features:
+    """Map tokens by any map, in one step of a tape; the map may write to its memory again."""
+    values, log_scale = check_features(feature_map(x), x, xp)
+    trusted = open_partials(feature_map)[0] in _OF_ROWS
+    return Features(values if trusted else own_copy(values, xp), log_scale)
+
+
+@map_tokens.pullback
+def _pull_map(
+    features: Features, cotangents: Any, x: Array, feature_map: UserMap, xp: Any
+) -> dict[str, Array]:
+    """Pull features back by the pullback that the map has, or by a tape."""
+    (d_values, d_log), traced = cotangents, given(x, light=True)
+    pulled = getattr(feature_map, "vjp", None)
+    mapped, pull = pulled(x) if callable(pulled) else (feature_map(traced), None)
+
+    def pull_back(*g: Array | None) -> Array:
+        if pull is None:
+            found = pull_to_steps(mapped, g if isinstance(mapped, Features) else g[0], [traced])
+            return found.get(traced.step, zeros_of(x))
+        return _check_shape(pull(*g), x)
+
+    if isinstance(mapped, Features):
+        return {"x": pull_back(d_values, d_log)}
+    # In halves: the scale of a row may be so small that there is no inverse of it.
+    half = xp.exp(-features.log_scale / 2)[..., None]
+    if open_partials(feature_map)[0] not in _OF_ROWS:  # other rows may come of this one
+        return {"x": pull_back(d_values * half * half)}
+    return {"x": half * pull_back(half * d_values)}
+
+
+def _check_shape(d_x: Any, x: Array) -> Array:
+    """Check that the result of a user's pullback has the shape of x."""
+    checks.is_array("feature_map.vjp", d_x)
+    if d_x.shape[-2:] != x.shape[-2:]:  # of as many heads as the output has
+        raise ValueError(
+            "`feature_map.vjp` must give cotangents of the shape of x, (..., "
+            f"{x.shape[-2]}, {x.shape[-1]}), got {tuple(d_x.shape)}."
+        )
+    return d_x
 
 
 @as_written

@@ -18,12 +18,20 @@ from ..arrays import checks, frequencies, qkv
 from ..arrays.arithmetic import square_norm
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, some_heads
 from ..arrays.heads import group_heads
-from ..arrays.library import Array, as_written, constant, device, reverse, root_scale
+from ..arrays.library import (
+    Array,
+    as_written,
+    constant,
+    device,
+    reverse,
+    root_scale,
+)
 from ..engine.attend import Attended, attend, merge
 from ..engine.chunks import Chunks, attend_in_bands, cut_chunks, slice_rows
 from ..engine.hops import Keys, sample
 from ..engine.positive import two_hops
 from ..engine.scores import Scores
+from ..numbers.primitives import retraced
 from ..typing import ArrayT, Coupling
 from .inputs import Options, check_call, in_heads
 from .rfa import RfaInputs, prepare_random_features
@@ -114,7 +122,7 @@ def eva_attention(
     inputs = prepare_chunks(q, k, v, options, window, sampled, log_size)
 
     def of_heads(some: EvaInputs) -> Array:
-        return some.chunks.joined(attend_chunks(some)[1].out)
+        return some.chunks.joined(attend_chunks(some).out)
 
     return inputs.ungroup(in_heads(inputs, of_heads, q, v, inputs.xp))
 
@@ -125,7 +133,6 @@ class EvaInputs(NamedTuple):
     chunks: Chunks
     mean: Array  # of the keys of each chunk, (..., C, d)
     omega: Array  # times the root of the scale
-    moves: bool  # whether frequencies are made of the means
     bias: Array  # log of how often each summary counts, (..., C)
     root: Array
     xp: Any  # the array namespace
@@ -186,25 +193,21 @@ def summaries_of(
     chunks: Chunks, root: Array, omega: Array | None, noise: Array | None, log_size: bool, xp: Any
 ) -> EvaInputs:
     """Prepare summaries at frequencies given or those of the means, with their noise."""
-    mean, moves = chunks.mean(chunks.k), omega is None
+    mean = chunks.mean(chunks.k)
     if omega is None:
         omega = root * (chunks.mean_query + mean)
         omega = omega if noise is None else omega + noise
     bias = chunks.log_size
     if not log_size:
         bias = xp.where(bias == -math.inf, bias, 0.0)
-    return EvaInputs(chunks, mean, root * omega, moves, bias, root, xp)
+    return EvaInputs(chunks, mean, root * omega, bias, root, xp)
 
 
 @as_written
-def attend_chunks(inputs: EvaInputs) -> tuple[Attended, Attended]:
-    """Attend to the keys of the own chunk, and to summaries of others; return these first.
-
-    Summaries are what the frequency of each chunk has seen of its keys, (..., C, 1, d_v).
-    """
-    states = inputs.sampled()
-    near = inputs.chunks.near(inputs.root * inputs.root, inputs.causal)
-    return states, merge(near, attend(inputs.chunks.q, *inputs.far(states.out[..., 0, :])))
+def attend_chunks(inputs: EvaInputs) -> Attended:
+    """Attend to the keys of the own chunk, and to summaries of others."""
+    near, f = inputs.chunks.near(inputs.root * inputs.root, inputs.causal), inputs.sampled().out
+    return merge(near, attend(inputs.chunks.q, *inputs.far(f[..., 0, :])))
 
 
 @as_written
@@ -264,8 +267,6 @@ class ChunkMoments(NamedTuple):
     """Checked arguments of `second_order_attention`, heads in groups, and moments of chunks."""
 
     chunks: Chunks
-    apart: Array  # keys less their mean, (..., C, w, d)
-    v_apart: Array
     far_k: Array  # means and half the covariances of keys, (..., C, d + d d)
     far_v: Array  # means of values and their covariances with keys, (..., C, d_v + d d_v)
     root: Array
@@ -279,18 +280,10 @@ class ChunkMoments(NamedTuple):
         row = max(1, math.prod(q.shape[:-3]) * q.shape[-2] * q.shape[-1] ** 2)
         return blocks(0, q.shape[-3], max(1, math.prod(block_shape(q)) // row))
 
-    def queries(self, some: slice) -> tuple[Array, Array]:
-        """Queries of some chunks and their features, as of `squared`."""
-        return squared(self.root * self.root * self.chunks.q[..., some, :, :], self.xp)
-
     def far(self, some: slice) -> tuple[Array, Array, Scores]:
         """Keys and values that stand for chunks, and how some chunks of queries attend to them."""
         bias, mask = self.chunks.log_size[..., None, None, :], self.chunks.others(some, self.causal)
         return self.far_k[..., None, :, :], self.far_v[..., None, :, :], Scores(None, bias, mask)
-
-    def turned(self, out: Array) -> tuple[Array, Array]:
-        """Means of values, and covariances of keys and values, (..., w, d, d_v)."""
-        return _of_values(out, self.apart.shape[-1], self.xp)
 
 
 def squared(x: Array, xp: Any) -> tuple[Array, Array]:
@@ -367,7 +360,13 @@ def moments_of(chunks: Chunks, root: Array, xp: Any) -> ChunkMoments:
     )
     v_mean = xp.broadcast_to(v_mean, (*cross.shape[:-1], v_mean.shape[-1]))  # values of all heads
     far_k, far_v = xp.concat([mean, cov], axis=-1), xp.concat([v_mean, cross], axis=-1)
-    return ChunkMoments(chunks, apart, v_apart, far_k, far_v, root, xp)
+    return ChunkMoments(chunks, far_k, far_v, root, xp)
+
+
+@retraced
+def _attend_far(q: Array, root: Array, k: Array, v: Array, scores: Scores, xp: Any) -> Attended:
+    """Let some queries attend to moments."""
+    return attend_squared(*squared(root * root * q, xp), k, v, scores, xp)
 
 
 @as_written
@@ -375,8 +374,8 @@ def attend_moments(moments: ChunkMoments) -> Attended:
     """Attend to the keys of the own chunk, and to the moments of others."""
     near, done = moments.chunks.near(moments.root * moments.root, moments.causal), []
     for some in moments.blocks():
-        x, features = moments.queries(some)
-        far = attend_squared(x, features, *moments.far(some), moments.xp)
+        x, (k, v, scores) = moments.chunks.q[..., some, :, :], moments.far(some)
+        far = _attend_far(x, moments.root, k, v, scores, moments.xp)
         done.append(merge(Attended(near.out[..., some, :, :], near.lse[..., some, :]), far))
     if not done:
         return near
@@ -449,7 +448,7 @@ def local_random_feature_attention(
     inputs, sides = prepare_random_features(q, k, v, options), qkv.window(window)
 
     def of_heads(some: RfaInputs) -> Array:
-        return attend_locally(some, sides, causal).done.out
+        return attend_locally(some, sides, causal).out
 
     return inputs.ungroup(in_heads(inputs, of_heads, q, v, inputs.xp))
 
@@ -469,14 +468,6 @@ class Field(NamedTuple):
         return Attended(reverse(done.out, -2), reverse(done.lse, -1))
 
 
-class Local(NamedTuple):
-    """What queries have seen, and of what parts it was merged beside the near keys."""
-
-    done: Attended
-    of_query: Array  # what normalisers of features lack
-    far: list[tuple[Field, Attended]]
-
-
 def near_scores(keys: Keys, root: Array, sides: Sides, causal: bool) -> Scores:
     """How queries attend to the keys in their windows."""
     return Scores(root * root, mask=keys.mask, causal=causal, window=sides)
@@ -488,17 +479,15 @@ def lacking(q: Array, root: Array, count: int, xp: Any) -> Array:
 
 
 @as_written
-def attend_locally(inputs: RfaInputs, sides: Sides, causal: bool) -> Local:
+def attend_locally(inputs: RfaInputs, sides: Sides, causal: bool) -> Attended:
     """Attend to near keys exactly, and to others through random features."""
     q, keys, samples, root, xp, _ = inputs
-    scores, far = near_scores(keys, root, sides, causal), []
-    done = attend_in_bands(q, keys.k, keys.v, scores)
+    done = attend_in_bands(q, keys.k, keys.v, near_scores(keys, root, sides, causal))
     of_query = lacking(q, root, samples.omega.shape[-2], xp)
     for field in _far_fields(q, keys, causal, sides, xp):
         out, lse = field.turn(two_hops(field.q, samples, field.keys, field.causal, xp))
-        far.append((field, Attended(out, lse - of_query)))
-        done = merge(done, far[-1][1])
-    return Local(done, of_query, far)
+        done = merge(done, Attended(out, lse - of_query))
+    return done
 
 
 def _far_fields(q: Array, keys: Keys, causal: bool, sides: Sides, xp: Any) -> Iterator[Field]:

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 from ..arrays import frequencies
 from ..arrays.blocks import WHOLE, part
 from ..arrays.heads import group_heads, group_with_lead
-from ..arrays.library import Array, as_written, device, root_scale
+from ..arrays.library import Array, array_namespace, as_written, device, root_scale
 from ..engine.attend import Attended, undo_overflow
 from ..engine.hops import Keys, Samples, per_query
 from ..engine.targets import Targets
+from ..numbers.tape import Traced
 from ..sampling import prepare_targets
 from ..typing import ArrayT, Coupling
 from .inputs import Options, check_call, choose_frequencies, exactly_one, in_heads
@@ -115,6 +116,10 @@ def prepare_by_query(q: Array, k: Array, v: Array, options: Options) -> RaInputs
     omega, num_samples, rng = options.omega, options.num_samples, options.rng
     exactly_one(omega=omega, num_samples=num_samples)
     root, targets, rows = root_scale(scale, q), None, None
+    if num_samples is not None and isinstance(q, Traced):
+        raise ValueError(
+            "`omega` must be given: draws from p_i jump between keys, and have no derivative."
+        )
     if num_samples is not None:
         targets, whole = prepare_targets(q, k, num_samples, rng, scale, mask, options.causal)
         if targets.lead != group_with_lead(q, k, v)[1]:  # heads of `v` share some
@@ -203,17 +208,15 @@ def mean_of_states(inputs: RfaInputs, causal: bool) -> Array:
     q, keys, samples, _, xp, _ = inputs
     n = q.shape[-2]
 
-    def mean_of(q: Array, samples: Samples, states: Attended) -> Attended:
-        share = states.out / states.out.shape[-2]  # the sum of large values may overflow
-        largest = xp.max(xp.abs(share), axis=-2)
-        return Attended(undo_overflow(xp.sum(share, axis=-2), largest, xp=xp), states.lse[..., 0])
-
-    if alike(samples, keys, causal):
-        out = per_query(mean_of, q[..., : min(1, n), :], samples, keys, causal, xp).out
+    if samples.omega.shape[-3] == 1 and not causal and not keys.differ:  # the same for each query
+        out = per_query(_mean_of, q[..., : min(1, n), :], samples, keys, causal, xp).out
         return xp.repeat(out, max(1, n), axis=-2)
-    return per_query(mean_of, q, samples, keys, causal, xp).out
+    return per_query(_mean_of, q, samples, keys, causal, xp).out
 
 
-def alike(samples: Samples, keys: Keys, causal: bool) -> bool:
-    """Say whether samples and keys are the same for every query."""
-    return samples.omega.shape[-3] == 1 and not causal and not keys.differ
+def _mean_of(q: Array, samples: Samples, states: Attended) -> Attended:
+    """Average over the samples of each query."""
+    xp = array_namespace(q)
+    share = states.out / states.out.shape[-2]  # the sum of large values may overflow
+    largest = xp.max(xp.abs(share), axis=-2)
+    return Attended(undo_overflow(xp.sum(share, axis=-2), largest, xp=xp), states.lse[..., 0])

@@ -20,7 +20,7 @@ from ..arrays import checks, qkv
 from ..arrays.arithmetic import square_norm
 from ..arrays.blocks import some_heads
 from ..arrays.heads import group_heads
-from ..arrays.library import Array, as_written, constant, root_scale
+from ..arrays.library import Array, as_written, constant, root_scale, untraced
 from ..engine import signed
 from ..engine.attend import Attended, attend, finite
 from ..engine.hops import Keys, Samples
@@ -28,6 +28,7 @@ from ..engine.positive import two_hops
 from ..engine.scores import Scores
 from ..engine.signed import Signed
 from ..kernels import FEATURES, both_signs
+from ..numbers.tape import fixed
 from ..typing import ArrayT, Coupling, Features
 from .inputs import Options, change_gauge, check_call, choose_frequencies, in_heads
 
@@ -214,14 +215,14 @@ def trigonometric(inputs: RfaInputs, norms: bool) -> Signed:
 
     Without `norms` those of the keys count as equal, and cancel: any constant will do.
     """
-    (omega, log_weight), root, xp = inputs.samples, inputs.root, inputs.xp
+    (omega, log_weight), xp, root = inputs.samples, inputs.xp, untraced(inputs.root)
 
     def phi_q(x: Array, arrays: tuple[Array, ...], memory: Any) -> features.Features:
-        values, log_scale = features.trusted_waves(x * root, arrays[0], norms, xp)
+        values, log_scale = features.trusted_waves(x * root, arrays[0], norms)
         return features.Features(values * arrays[1], log_scale)
 
     def phi_k(x: Array, arrays: tuple[Array, ...], memory: Any) -> features.Features:
-        return features.trusted_waves(x * root, arrays[0], norms, xp)
+        return features.trusted_waves(x * root, arrays[0], norms)
 
     arrays = (omega, wave_weights(log_weight, xp))
     return Signed(phi_q, phi_k, 2 * omega.shape[-2], xp=xp, arrays=arrays)
@@ -229,7 +230,8 @@ def trigonometric(inputs: RfaInputs, norms: bool) -> Signed:
 
 def wave_weights(log_weight: Array, xp: Any) -> Array:
     """Return the weights of cosines and sines, up to a factor."""
-    weight = xp.exp(log_weight - finite(xp.max(log_weight, axis=-1, keepdims=True), xp))
+    largest = xp.max(fixed(log_weight), axis=-1, keepdims=True)  # any factor cancels
+    weight = xp.exp(log_weight - finite(largest, xp))
     return xp.concat([weight, weight], axis=-1)
 
 
@@ -284,7 +286,7 @@ def importance_sampled_attention(
     inputs = prepare_random_features(q, k, v, options)
 
     def of_heads(some: RfaInputs) -> Array:
-        done, _, log_ratio = importance_ratio(some, causal)
+        done, log_ratio = importance_ratio(some, causal)
         half = some.xp.exp(log_ratio / 2)[..., None]
         return half * done.out * half  # the ratio alone may overflow
 
@@ -292,8 +294,8 @@ def importance_sampled_attention(
 
 
 @as_written
-def importance_ratio(inputs: RfaInputs, causal: bool) -> tuple[Attended, Attended, Array]:
-    """Return RFA, the exact normaliser, and the log of the estimated one over it.
+def importance_ratio(inputs: RfaInputs, causal: bool) -> tuple[Attended, Array]:
+    """Return RFA, and the log of its estimated normaliser over the exact one.
 
     The ratio is what importance sampling multiplies RFA by; its log is -inf without keys.
     """
@@ -305,4 +307,4 @@ def importance_ratio(inputs: RfaInputs, causal: bool) -> tuple[Attended, Attende
     log_estimate, log_exact = (xp.where(empty, 0.0, x) for x in (done.lse, exact.lse))
     log_size = xp.log(constant(samples.omega.shape[-2], q))
     log_ratio = log_estimate - root * root * square_norm(q) / 2 - log_size - log_exact
-    return done, exact, xp.where(empty, -math.inf, log_ratio)
+    return done, xp.where(empty, -math.inf, log_ratio)

@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.arithmetic import sum_of_products
-from ..arrays.blocks import block_shape, blocks, most_threads, put
+from ..arrays.arithmetic import multiply, sum_of_products
+from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, most_threads, put
 from ..arrays.library import Array, as_written, constant, device, is_numpy_array
 from ..arrays.threads import for_each
 from ..engine.hops import Keys
+from ..numbers.primitives import primitive
 
 
+@primitive
 @as_written
 def mean_of_chunks(x: Array, count: int, seen: Array | None, xp: Any) -> Array:
     """Average `count` contiguous chunks with equal numbers of seen rows: (..., count, d)."""
@@ -49,6 +51,31 @@ def mean_of_chunks(x: Array, count: int, seen: Array | None, xp: Any) -> Array:
     return means
 
 
+@mean_of_chunks.pullback
+def _pull_means(
+    means: Array, d_means: Array, x: Array, count: int, seen: Array | None, xp: Any
+) -> dict[str, Array]:
+    """Pull means of chunks back to their tokens."""
+    chunk = xp.asarray(chunk_of(x.shape[-2], count), device=device(x))
+    chunk = chunk if seen is None else _chunk_of_seen(seen, count, xp)
+    return {"x": tokens_of_means(d_means, chunk, x, xp)}
+
+
+def tokens_of_means(d_means: Array, chunk: Array, x: Array, xp: Any) -> Array:
+    """Pull means of chunks back to tokens, given which chunk each is in, if any."""
+    count, total = d_means.shape[-2], xp.zeros_like(x)
+    columns = list(blocks(0, x.shape[-2], block_shape(x)[1]))
+
+    def inside(j: slice) -> Array:
+        return members(chunk[..., j], slice(0, count), x, xp)
+
+    sizes: Any = sum(xp.sum(inside(j), axis=-1, keepdims=True) for j in columns)
+    share = d_means / xp.where(sizes == 0, 1.0, sizes)
+    for j in columns:
+        total = add_part(total, (j, WHOLE), multiply(xp.matrix_transpose(inside(j)), share))
+    return total
+
+
 def _means_of_rows(x: Array, count: int, xp: Any) -> Array:
     """Do so in few products: shorter chunks are filled up with rows that have no share."""
     *lead, n, d = x.shape
@@ -76,14 +103,6 @@ def chunk_of(n: int, count: int) -> Any:
 def seen_keys(keys: Keys, xp: Any) -> Array | None:
     """Return which keys some query sees, (..., m)."""
     return None if keys.mask is None else xp.any(keys.mask, axis=-2)
-
-
-def chunk_of_keys(keys: Keys, count: int, xp: Any) -> Array:
-    """Return which of the chunks each key is in, -1 if it is masked."""
-    seen = seen_keys(keys, xp)
-    if seen is not None:
-        return _chunk_of_seen(seen, count, xp)
-    return xp.asarray(chunk_of(keys.k.shape[-2], count), device=device(keys.k))
 
 
 def _chunk_of_seen(seen: Array, count: int, xp: Any) -> Array:

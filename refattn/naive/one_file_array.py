@@ -59,6 +59,11 @@ def device(x: Array) -> Any:
     return x.device if hasattr(x, "device") else None
 
 
+def untraced(x: Any) -> Any:
+    """Return what a tape of refattn traces, an array or a namespace; anything else as it is."""
+    return getattr(x, "untraced", x)
+
+
 def is_numpy_array(x: Any) -> bool:
     """Say whether `x` is of NumPy."""
     return isinstance(x, np.ndarray | np.generic)

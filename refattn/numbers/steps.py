@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -16,15 +16,26 @@ class Step:
     """One operation: its name, its value, the steps of its operands, and what pulls back to them.
 
     `pull` takes the cotangent of the value to those of the operands. It is None where no operand
-    moves: then `args` are left out, and the name is "given" or "constant".
+    moves: then `args` are left out, and the name is "given" or "constant". A step that is `light`,
+    as are those of what light ones are given, does not hold its value `x`.
     """
 
-    __slots__ = ("args", "name", "pull", "read", "serial", "x")
+    light: bool
+    __slots__ = ("args", "light", "name", "pull", "read", "serial", "shape", "x")
 
     def __init__(
-        self, name: str, x: Any, args: tuple[Step, ...] = (), pull: Back | None = None
+        self,
+        name: str,
+        x: Any,
+        args: tuple[Step, ...] = (),
+        pull: Back | None = None,
+        *,
+        light: bool = False,
     ) -> None:
-        self.name, self.x, self.args, self.pull = name, x, args, pull
+        self.light = light or any(arg.light for arg in args)
+        self.name, self.x, self.args, self.pull = name, None if self.light else x, args, pull
+        # Of several results their number, in a list.
+        self.shape = [len(x)] if isinstance(x, tuple) else tuple(getattr(x, "shape", ()))
         self.serial, self.read = next(_serial), False
         for arg in args:
             arg.read = True
@@ -56,14 +67,21 @@ def before(last: Iterable[Step]) -> list[Step]:
     return sorted(found, key=lambda step: -step.serial)
 
 
-def pull_steps(last: Iterable[tuple[Step, Any]]) -> dict[Step, Any]:
-    """Return the cotangents of all steps that some depend on, from those of these."""
+def pull_steps(
+    last: Iterable[tuple[Step, Any]], wanted: Container[Step] | None = None
+) -> dict[Step, Any]:
+    """Return the cotangents of all steps that some depend on, from those of these.
+
+    If only some are `wanted`, the others are dropped on the way.
+    """
     sums, last = _Gathered(), list(last)
     for step, g in last:
         sums.add(step, g)
     for step in before(step for step, _ in last):
         g = sums.found.get(step)
         if g is not None and step.pull is not None:
+            if wanted is not None and step not in wanted:
+                del sums.found[step]
             for arg, x in zip(step.args, step.pull(g), strict=True):
                 sums.add(arg, x)
     return sums.found
@@ -85,8 +103,8 @@ class _Gathered:
             self.found[step] = g if held is None else held + g
             if held is not None:
                 self._own.add(step)
-        elif isinstance(step.x, tuple):
-            held = [None] * len(step.x) if held is None else held
+        elif isinstance(step.shape, list):
+            held = [None] * step.shape[0] if held is None else held
             held[g.index] = g.x if held[g.index] is None else held[g.index] + g.x
             self.found[step] = held
         else:
@@ -95,7 +113,7 @@ class _Gathered:
     def _add_part(self, step: Step, index: tuple[Any, ...], g: Array) -> None:
         held, xp = self.found.get(step), array_namespace(g)
         if held is None:
-            held = xp.zeros(step.x.shape, dtype=g.dtype, device=device(g))
+            held = xp.zeros(step.shape, dtype=g.dtype, device=device(g))
         elif step not in self._own:
             held = own_copy(held, xp)
         g = xp.reshape(g, held[index].shape)  # without the axes of `None`
@@ -107,23 +125,17 @@ class _Gathered:
         self._own.add(step)
 
 
-def pairs(tree: Any, other: Any) -> Iterator[tuple[Any, Any]]:
+def pairs(tree: Any, other: Any = None) -> list[tuple[Any, Any]]:
     """Pair the leaves of tuples with those of another tree, which has None for whole branches."""
-    if isinstance(tree, tuple):
-        for x, y in zip(tree, [None] * len(tree) if other is None else other, strict=True):
-            yield from pairs(x, y)
-    else:
-        yield tree, other
-
-
-def rebuilt(tree: Any, leaves: Iterator[Any]) -> Any:
-    """Build a tree of tuples retraced, from other leaves."""
     if not isinstance(tree, tuple):
-        return next(leaves)
-    items = [rebuilt(x, leaves) for x in tree]
-    return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
+        return [(tree, other)]
+    others = (None,) * len(tree) if other is None else other
+    return [pair for x, y in zip(tree, others, strict=True) for pair in pairs(x, y)]
 
 
 def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Apply a function to the leaves of tuples of tuples."""
-    return rebuilt(tree, (function(x) for x, _ in pairs(tree, None)))
+    """Apply a function to the leaves of tuples of tuples, in their order."""
+    if not isinstance(tree, tuple):
+        return function(tree)
+    items = [mapped(function, x) for x in tree]
+    return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
+from ..arrays.arithmetic import multiply
 from ..arrays.blocks import sum_to
 from ..arrays.library import (
     Array,
@@ -30,7 +31,9 @@ from ..arrays.library import (
     device,
     is_array_api_obj,
     is_jax_array,
+    is_numpy_array,
     own_copy,
+    untraced,
 )
 from .steps import Back, Slot, Step, mapped, pairs, pull_steps
 
@@ -56,13 +59,17 @@ class Traced:
         name = _OF_NUMPY.get(function.__name__, function.__name__)
         if name in ("shape", "ndim", "size"):
             return getattr(args[0], name)
-        return getattr(self.__array_namespace__(), name)(*args, **kwargs)
+        known = getattr(self.__array_namespace__(), name, None)
+        if known is None:
+            raise TypeError(_say(f"`{name}`"))
+        return known(*args, **kwargs)
 
     def __getitem__(self, index: Any) -> Traced:
         index = _index(index)
         if any(is_array_api_obj(i) and i.ndim for i in index):
             raise TypeError(_say("an index that is an array (use `take`)"))
         places = tuple(i for i in index if i is not None)
+        places = places if any(i is ... for i in places) else (*places, ...)
 
         def pull(g: Array) -> tuple[Slot]:
             return (Slot(places, g),)
@@ -71,17 +78,17 @@ class Traced:
 
     def __setitem__(self, index: Any, values: Any) -> None:
         """Write into a buffer; what was read of it before stays as it was."""
-        index, old, value = _index(index), self.step, _traced(values)
+        index, old, value = _index(index), self.step, _operand(values)
         writes, first, x = [(index, value.step)], old, self.x
         if isinstance(old, _Written) and not old.read:
             writes, first = [*old.writes, *writes], old.first
         else:
-            x = own_copy(x, array_namespace(x))
+            x = own_copy(x, self.__array_namespace__().x)
         if is_jax_array(x):
             x = x.at[index].set(value.x)
         else:
             x[index] = value.x
-        self.x, self.step = x, _Written(x, first, writes)
+        self.x, self.step = x, _Written(x, self.__array_namespace__().x, first, writes)
 
     def __len__(self) -> int:
         return int(self.shape[0])
@@ -105,6 +112,7 @@ class Traced:
         return f"Traced({self.x!r}, {self.step!r})"
 
     __hash__ = object.__hash__
+    untraced = property(lambda self: self.x)
     shape = property(lambda self: tuple(self.x.shape))
     ndim = property(lambda self: self.x.ndim)
     dtype = property(lambda self: self.x.dtype)
@@ -114,14 +122,12 @@ class Traced:
     T = property(lambda self: self.__array_namespace__().transpose(self))
 
 
-def given(x: Array) -> Traced:
-    """Trace an array, with respect to which cotangents are wanted."""
-    return Traced(x, Step("given", x))
+def given(x: Array, *, light: bool = False) -> Traced:
+    """Trace an array, with respect to which cotangents are wanted.
 
-
-def untraced(x: Any) -> Any:
-    """Return the array that is traced; anything else is returned as it is."""
-    return x.x if isinstance(x, Traced) else x
+    If it is `light`, the steps that depend on it do not hold their values: these take memory.
+    """
+    return Traced(x, Step("given", x, light=light))
 
 
 def fixed(x: Any) -> Any:
@@ -138,10 +144,13 @@ def record(name: str, x: Any, args: tuple[Traced, ...], pull: Back) -> Traced:
     return Traced(x, Step(name, x, steps, pull) if any(y.moves for y in steps) else None)
 
 
-def pull_to_steps(out: Any, cotangents: Any) -> dict[Step, Any]:
+def pull_to_steps(
+    out: Any, cotangents: Any, wanted: Iterable[Traced] | None = None
+) -> dict[Step, Any]:
     """Return the cotangents of all steps that results depend on, from those of the results.
 
-    Results are a traced array or tuples of them; cotangents have their form, with None for 0.
+    Results are a traced array or tuples of them; cotangents have their form, with None for 0. If
+    only some are `wanted`, the others are dropped on the way.
 
     Examples
     --------
@@ -151,25 +160,26 @@ def pull_to_steps(out: Any, cotangents: Any) -> dict[Step, Any]:
     >>> np.round(found[x.step] / np.exp(x.x), 12)
     array([2., 3.])
     """
-    return pull_steps((x.step, g) for x, g in pairs(out, cotangents) if isinstance(x, Traced))
+    last = ((x.step, g) for x, g in pairs(out, cotangents) if isinstance(x, Traced))
+    return pull_steps(last, None if wanted is None else {x.step for x in wanted})
 
 
 class _Written(Step):
     """A buffer that was written to, part after part: made of what it was, and of the parts."""
 
-    __slots__ = ("first", "writes")
+    __slots__ = ("first", "writes", "xp")
 
-    def __init__(self, x: Array, first: Step, writes: list[tuple[Any, Step]]) -> None:
+    def __init__(self, x: Array, xp: Any, first: Step, writes: list[tuple[Any, Step]]) -> None:
         steps = (first, *(step for _, step in writes))
         moves = any(step.moves for step in steps)
         super().__init__("setitem", x, steps if moves else (), self._pull if moves else None)
-        self.first, self.writes = first, writes
+        self.xp, self.first, self.writes = xp, first, writes
 
     def _pull(self, g: Array) -> tuple[Any, ...]:
-        xp, found = array_namespace(g), []
+        xp, found = self.xp, []
         g = own_copy(g, xp)
         for index, step in reversed(self.writes):
-            found.append(sum_to(own_copy(g[index], xp), tuple(np.shape(step.x))))
+            found.append(sum_to(own_copy(g[index], xp), step.shape))
             if is_jax_array(g):
                 g = g.at[index].set(0.0)
             else:
@@ -181,7 +191,7 @@ def _index(index: Any) -> tuple[Any, ...]:
     return tuple(untraced(i) for i in (index if isinstance(index, tuple) else (index,)))
 
 
-def _traced(x: Any) -> Traced:
+def _operand(x: Any) -> Traced:
     """Return an operand, a number or an array, as a constant if it is not traced."""
     return x if isinstance(x, Traced) else Traced(x)
 
@@ -195,33 +205,33 @@ _SIGNS = (
 )  # fmt: skip
 _OPERATORS = {name: getattr(operator, f"__{sign}__") for sign, name in map(str.split, _SIGNS)}
 
-Slope = Any  # a number, or a function of the namespace, the operands and the value
-
-# Smooth functions, with their slopes by each operand, of the operands and the value.
-_SMOOTH: dict[str, tuple[Slope, ...]] = {
+# Smooth functions, with their slopes by each operand: numbers, or functions of what they need of
+# the operands x and y, the value f and the namespace. One that takes the cotangent g as well
+# returns what that is pulled back to.
+_SMOOTH: dict[str, tuple[Any, ...]] = {
     "add": (1.0, 1.0),
     "subtract": (1.0, -1.0),
-    "multiply": (lambda xp, x, y, f: y, lambda xp, x, y, f: x),
-    "divide": (lambda xp, x, y, f: 1 / y, lambda xp, x, y, f: -f / y),
-    "pow": (lambda xp, x, y, f: y * x ** (y - 1), lambda xp, x, y, f: f * xp.log(x)),
-    "maximum": (lambda xp, x, y, f: x > y, lambda xp, x, y, f: ~(x > y)),
-    "minimum": (lambda xp, x, y, f: x < y, lambda xp, x, y, f: ~(x < y)),
-    "logaddexp": (lambda xp, x, y, f: xp.exp(x - f), lambda xp, x, y, f: xp.exp(y - f)),
+    "multiply": (lambda y: y, lambda x: x),
+    "divide": (lambda g, y: g / y, lambda y, f: -f / y),
+    "pow": (lambda x, y: y * x ** (y - 1), lambda xp, x, f: f * xp.log(x)),
+    "maximum": (lambda x, y: x > y, lambda x, y: ~(x > y)),
+    "minimum": (lambda x, y: x < y, lambda x, y: ~(x < y)),
+    "logaddexp": (lambda xp, x, f: xp.exp(x - f), lambda xp, y, f: xp.exp(y - f)),
     "negative": (-1.0,),
     "positive": (1.0,),
-    "abs": (lambda xp, x, f: xp.sign(x),),
-    "square": (lambda xp, x, f: 2 * x,),
-    "sqrt": (lambda xp, x, f: 0.5 / f,),
-    "exp": (lambda xp, x, f: f,),
-    "expm1": (lambda xp, x, f: f + 1,),
-    "log": (lambda xp, x, f: 1 / x,),
-    "log1p": (lambda xp, x, f: 1 / (1 + x),),
-    "log2": (lambda xp, x, f: 1 / (math.log(2) * x),),
-    "sin": (lambda xp, x, f: xp.cos(x),),
-    "cos": (lambda xp, x, f: -xp.sin(x),),
-    "sinh": (lambda xp, x, f: xp.cosh(x),),
-    "cosh": (lambda xp, x, f: xp.sinh(x),),
-    "tanh": (lambda xp, x, f: 1 - f * f,),
+    "abs": (lambda xp, x: xp.sign(x),),
+    "square": (lambda x: 2 * x,),
+    "sqrt": (lambda f: 0.5 / f,),
+    "exp": (lambda f: f,),
+    "expm1": (lambda f: f + 1,),
+    "log": (lambda g, x: g / x,),
+    "log1p": (lambda g, x: g / (1 + x),),
+    "log2": (lambda x: 1 / (math.log(2) * x),),
+    "sin": (lambda xp, x: xp.cos(x),),
+    "cos": (lambda xp, x: -xp.sin(x),),
+    "sinh": (lambda xp, x: xp.cosh(x),),
+    "cosh": (lambda xp, x: xp.sinh(x),),
+    "tanh": (lambda f: 1 - f * f,),
 }
 
 
@@ -230,34 +240,56 @@ def _smooth(xp: Any, name: str) -> Callable[..., Traced]:
     slopes = _SMOOTH[name]
 
     def run(*args: Any) -> Traced:
-        operands = tuple(map(_traced, args))
+        operands = tuple(map(_operand, args))
         xs = [x.x for x in operands]
         f = function(*xs)
         if not _is_floating(f, xp):
             return Traced(f)
-        moving = [x.step.moves for x in operands]
-
-        def pull(g: Array) -> tuple[Any, ...]:
-            return tuple(
-                sum_to(_by_slope(g, slope, xs, f, xp), tuple(x.shape)) if moves else None
-                for slope, x, moves in zip(slopes, xs, moving, strict=True)
-            )
-
-        return record(name, f, operands, pull)
+        known = {"xp": xp, "f": f, **dict(zip("xy", xs, strict=False))}
+        pulls = [
+            _by_slope(slope, known, xp, tuple(np.shape(x.x))) if x.step.moves else None
+            for slope, x in zip(slopes, operands, strict=True)
+        ]
+        return record(name, f, operands, lambda g: tuple(pull and pull(g) for pull in pulls))
 
     return run
 
 
-def _by_slope(g: Array, slope: Slope, xs: list[Any], f: Array, xp: Any) -> Array:
-    """Multiply a cotangent by a slope; what is 0 stays so whatever the slope is, as 0 * inf."""
+def _by_slope(slope: Any, known: dict[str, Any], xp: Any, shape: tuple[int, ...]) -> Any:
+    """Return what multiplies by a slope, and holds only what that needs."""
     if not callable(slope):
-        return g if slope == 1.0 else -g
-    slope = slope(xp, *xs, f)
-    if not is_array_api_obj(slope):
-        return g * slope
-    if xp.isdtype(slope.dtype, "bool"):
-        return xp.where(slope, g, 0.0)
-    return xp.where(g == 0, 0.0, g * slope)
+        return lambda g: sum_to(g if slope == 1.0 else -g, shape)
+    needed = {name: known[name] for name in _names(slope) if name != "g"}
+    whole = "g" in _names(slope)
+
+    def pull(g: Array) -> Array:
+        if whole:
+            moved = slope(g=g, **needed)
+            return sum_to(moved if _are_finite(moved) else xp.where(g == 0, 0.0, moved), shape)
+        factor = slope(**needed)
+        if is_array_api_obj(factor) and xp.isdtype(factor.dtype, "bool"):
+            return sum_to(xp.where(factor, g, 0.0), shape)
+        return sum_to(_times_slope(g, factor, xp), shape)
+
+    return pull
+
+
+def _names(function: Any) -> tuple[str, ...]:
+    names: tuple[str, ...] = function.__code__.co_varnames
+    return names
+
+
+def _times_slope(g: Array, factor: Any, xp: Any) -> Array:
+    """Multiply; what no cotangent reaches takes none, whatever the slope is: 0 times inf."""
+    moved = g * factor
+    if not is_array_api_obj(factor) or _are_finite(factor):
+        return moved
+    return xp.where(g == 0, 0.0, moved)
+
+
+def _are_finite(x: Array) -> bool:
+    """Say whether all numbers are finite, on NumPy: if their sum is."""
+    return is_numpy_array(x) and bool(np.isfinite(np.sum(x)))
 
 
 def _is_floating(x: Array, xp: Any) -> bool:
@@ -300,7 +332,7 @@ def _mover(xp: Any, name: str) -> Callable[..., Traced]:
         kwargs.pop("device", None)
         if not _is_floating(f, xp):
             return Traced(f)
-        x = _traced(x)
+        x = _operand(x)
         value = x.x
         return record(name, f, (x,), lambda g: (back(xp, g, value, *args, **kwargs),))
 
@@ -337,22 +369,22 @@ def _say(name: str) -> str:
 
 
 @cache
-def space(xp: Any) -> _Space:
+def space(xp: Any) -> Space:
     """Return the namespace of traced arrays over one of arrays."""
-    return _Space(xp)
+    return Space(xp)
 
 
-class _Space:
+class Space:
     """The functions of the array API for traced arrays."""
 
     def __init__(self, xp: Any) -> None:
-        self._xp = xp
+        self.x = self.untraced = xp
 
     def __repr__(self) -> str:
-        return f"<tape over {self._xp.__name__}>"
+        return f"<tape over {self.x.__name__}>"
 
     def __getattr__(self, name: str) -> Any:
-        xp = self._xp
+        xp = self.x
         if name in _SAME.split():
             found = getattr(xp, name)
         elif name in _SMOOTH:
@@ -369,23 +401,36 @@ class _Space:
 
     def matmul(self, a: Any, b: Any) -> Traced:
         """Multiply matrices, of two axes or more."""
-        a, b = _traced(a), _traced(b)
+        a, b = _operand(a), _operand(b)
         (x, y), (a_moves, b_moves) = (a.x, b.x), (a.step.moves, b.step.moves)
         if min(x.ndim, y.ndim) < 2:
             raise TypeError(_say("`matmul` of vectors"))
-        turned = self._xp.matrix_transpose
+        turned = self.x.matrix_transpose
 
         def pull(g: Array) -> tuple[Any, ...]:
             return (
-                sum_to(g @ turned(y), tuple(x.shape)) if a_moves else None,
-                sum_to(turned(x) @ g, tuple(y.shape)) if b_moves else None,
+                sum_to(multiply(g, turned(y)), tuple(x.shape)) if a_moves else None,
+                sum_to(multiply(turned(x), g), tuple(y.shape)) if b_moves else None,
             )
 
         return record("matmul", x @ y, (a, b), pull)
 
     def vecdot(self, a: Any, b: Any, axis: int = -1) -> Traced:
         """Sum products along an axis."""
-        return self.sum(self.multiply(a, b), axis=axis)
+        (a, b), xp = map(_operand, (a, b)), self.x
+        x, y = a.x, b.x
+
+        moves, twice = [a.step.moves, b.step.moves and a.step is not b.step], a.step is b.step
+
+        def pull(g: Array) -> tuple[Any, ...]:
+            g = xp.expand_dims(2 * g if twice else g, axis=axis)
+            both = zip(moves, (y, x), (x, y), strict=True)
+            return tuple(
+                sum_to(_times_slope(g, z, xp), tuple(o.shape)) if some else None
+                for some, z, o in both
+            )
+
+        return record("vecdot", xp.vecdot(x, y, axis=axis), (a, b), pull)
 
     def sum(self, x: Any, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Traced:
         """Sum along axes, all by default."""
@@ -396,7 +441,7 @@ class _Space:
         return self._total("mean", x, axis, keepdims, {})
 
     def _total(self, name: str, x: Any, axis: Any, keepdims: bool, more: dict[str, Any]) -> Traced:
-        x, xp = _traced(x), self._xp
+        x, xp = _operand(x), self.x
         f = getattr(xp, name)(x.x, axis=axis, keepdims=keepdims, **more)
         if not _is_floating(f, xp):
             return Traced(f)
@@ -417,7 +462,7 @@ class _Space:
         return self._extreme("min", x, axis, keepdims)
 
     def _extreme(self, name: str, x: Any, axis: Any, keepdims: bool) -> Traced:
-        x, xp = _traced(x), self._xp
+        x, xp = _operand(x), self.x
         f = getattr(xp, name)(x.x, axis=axis, keepdims=keepdims)
         kept, value = _kept(x.shape, axis), x.x
 
@@ -431,7 +476,7 @@ class _Space:
 
     def where(self, some: Any, a: Any, b: Any) -> Traced:
         """Choose between two arrays."""
-        some, a, b, xp = untraced(some), _traced(a), _traced(b), self._xp
+        some, a, b, xp = untraced(some), _operand(a), _operand(b), self.x
         shapes = [tuple(np.shape(x.x)) for x in (a, b)]
 
         def pull(g: Array) -> tuple[Any, ...]:
@@ -447,14 +492,14 @@ class _Space:
 
     def concat(self, arrays: Any, axis: int = 0) -> Traced:
         """Join arrays along an axis."""
-        traced = tuple(map(_traced, arrays))
+        traced = tuple(map(_operand, arrays))
         along, stop = axis % traced[0].ndim, np.cumsum([x.shape[axis] for x in traced]).tolist()
 
         def pull(g: Array) -> tuple[Any, ...]:
             parts = (slice(i, j) for i, j in zip([0, *stop], stop, strict=False))
-            return tuple(g[(slice(None),) * along + (part,)] for part in parts)
+            return tuple(g[(slice(None),) * along + (part, ...)] for part in parts)
 
-        return record("concat", self._xp.concat([x.x for x in traced], axis=axis), traced, pull)
+        return record("concat", self.x.concat([x.x for x in traced], axis=axis), traced, pull)
 
     def stack(self, arrays: Any, axis: int = 0) -> Traced:
         """Join arrays along a new axis."""
@@ -462,7 +507,7 @@ class _Space:
 
     def take(self, x: Any, indices: Any, axis: int = 0) -> Traced:
         """Take what has these indices, of one axis, along an axis."""
-        x, at, xp = _traced(x), untraced(indices), self._xp
+        x, at, xp = _operand(x), untraced(indices), self.x
         shape = x.shape
 
         def pull(g: Array) -> tuple[Any, ...]:
@@ -476,7 +521,7 @@ class _Space:
 
     def take_along_axis(self, x: Any, indices: Any, axis: int = -1) -> Traced:
         """Take what has these indices, an array of as many axes, along an axis."""
-        x, at, xp = _traced(x), untraced(indices), self._xp
+        x, at, xp = _operand(x), untraced(indices), self.x
         length = x.shape[axis]
 
         def pull(g: Array) -> tuple[Any, ...]:
@@ -493,7 +538,7 @@ class _Space:
         self, x: Any, axis: Any = None, dtype: Any = None, include_initial: bool = False
     ) -> Traced:
         """Sum up to each place along an axis."""
-        x, xp = _traced(x), self._xp
+        x, xp = _operand(x), self.x
         axis = 0 if axis is None else axis
         f = xp.cumulative_sum(x.x, axis=axis, dtype=dtype, include_initial=include_initial)
         if not _is_floating(f, xp):
@@ -501,7 +546,7 @@ class _Space:
 
         def pull(g: Array) -> tuple[Any, ...]:
             sums = xp.flip(xp.cumulative_sum(xp.flip(g, axis=axis), axis=axis), axis=axis)
-            later = (slice(None),) * (axis % sums.ndim) + (slice(1, None),)
+            later = (slice(None),) * (axis % sums.ndim) + (slice(1, None), ...)
             return (sums[later] if include_initial else sums,)
 
         return record("cumulative_sum", f, (x,), pull)

@@ -15,7 +15,7 @@ from .record import Estimator, register
 # What a comparison shows unless told otherwise: one of each kind, and the best of its kind.
 DEFAULT = ("rfa-iid", "rfa-orthogonal", "rfa-adapted", "lara-own", "lara-balance", "ra", "eva")
 
-_PULLBACKS, _VECTORS = "refattn.gradients", "refattn.judge.vectors"  # which import this
+_VECTORS = "refattn.judge.vectors"  # which imports this
 _NEAR_WINDOW = (8, 8)  # tokens on each side, half of the smallest block that pays
 _SEES = ("scale", "mask", "causal", "gqa", "vjp")
 _SAMPLE = ("scale", "gqa", "indices", "log_probability")
@@ -97,7 +97,6 @@ _RFA = Estimator(
     traits=(*_MEAN, *_SHARED, "random-features"),
     state=streaming.PositiveState,
     aliases=("rfa", "snis"),
-    vjp=f"{_PULLBACKS}.rules:vjp_random_features",
     vectors=f"{_VECTORS}.recipes:own",
     source=("002: eqs. (9) and (10)", "003: RFA"),
 )
@@ -109,7 +108,6 @@ _LARA = Estimator(
     options=(*_SEES, "omega"),
     traits=(*_MEAN, *_ROWS, *_DRAWS, "proposals"),
     aliases=("lara",),
-    vjp=f"{_PULLBACKS}.lara:vjp_lara",
     vectors=f"{_VECTORS}.recipes:own",
     source=("003: LARA",),
 )
@@ -192,7 +190,6 @@ for _record in (
         traits=(*_MEAN, *_ROWS, "exact", "quadratic"),
         state=streaming.SoftmaxState,
         certified=certified.softmax_attention,
-        vjp=f"{_PULLBACKS}.rules:vjp_softmax",
         vectors=f"{_VECTORS}.recipes:of_softmax",
         source=("000: Attention(Q, K, V)", "003: softmax attention"),
     ),
@@ -217,7 +214,6 @@ for _record in (
         options=(*_SEES, "omega"),
         traits=(*_SHARED, "quadratic"),
         aliases=("importance-sampling",),
-        vjp=f"{_PULLBACKS}.rules:vjp_importance_sampled",
         evaluate=rfa.importance_sampled_attention,
     ),
     Estimator(
@@ -227,7 +223,6 @@ for _record in (
         size="num_samples",
         options=(*_SEES, "omega"),
         traits=(*_MEAN, *_SHARED),
-        vjp=f"{_PULLBACKS}.rules:vjp_mean_of_ratios",
     ),
     Estimator(
         "ra",
@@ -239,7 +234,6 @@ for _record in (
             *(*_MEAN, *_ROWS, "quadratic", "random", "seeds-differ"),
             *(*_OMEGA, "per-query", "target"),
         ),
-        vjp=f"{_PULLBACKS}.rules:vjp_randomized",
         vectors=f"{_VECTORS}.recipes:own",
         source=("003: RA",),
     ),
@@ -271,7 +265,6 @@ for _record in (
                 *(("quadratic", "per-query") if law == "softmax" else ()),
             ),
             aliases=("sampled-keys",) if law == "uniform" else (),
-            vjp=f"{_PULLBACKS}.few_keys:vjp_sampled_keys",
             evaluate=few_keys.sampled_key_attention,
             vectors=f"{_VECTORS}.recipes:own" if law == "uniform" else None,
             source=("arXiv:2410.16179", "a ratio of Horvitz-Thompson estimates"),
@@ -287,7 +280,6 @@ for _record in (
             options=("scale", "causal", "gqa", "vjp"),
             traits=_EVA,
             state=streaming.EvaState,
-            vjp=f"{_PULLBACKS}.near_and_far:vjp_eva",
             vectors=f"{_VECTORS}.recipes:own" if log_size else None,
             source=("Zheng et al., arXiv:2302.04542, and the number of keys in each chunk",),
         )
@@ -301,7 +293,6 @@ for _record in (
         options=("scale", "causal", "gqa", "vjp", "omega", "omega_per_head"),
         traits=(*_EVA, "random"),
         state=streaming.EvaState,
-        vjp=f"{_PULLBACKS}.near_and_far:vjp_eva",
     ),
     Estimator(
         "second-order",
@@ -311,7 +302,6 @@ for _record in (
         options=("scale", "causal", "gqa", "vjp"),
         traits=("normalised", "exponential", "local", "chunked"),
         state=streaming.SecondOrderState,
-        vjp=f"{_PULLBACKS}.near_and_far:vjp_second_order",
         vectors=f"{_VECTORS}.recipes:usual",
         source=("the moments of keys and values in place of those of a joint normal distribution",),
     ),
@@ -323,7 +313,6 @@ for _record in (
         options=(*_SEES, "omega", "omega_per_head"),
         traits=(*_MEAN, "local", "random", "data-free", "unlimited-size"),
         state=streaming.LocalState,
-        vjp=f"{_PULLBACKS}.near_and_far:vjp_local",
         vectors=f"{_VECTORS}.recipes:own",
         source=("Chen et al., arXiv:2110.15343", "002: eqs. (9) and (10)"),
     ),
@@ -334,7 +323,6 @@ for _record in (
         options=("mask", "causal", "gqa", "vjp"),
         traits=("normalised", "nonnegative", *_ROWS, "feature-map"),
         state=streaming.LinearState,
-        vjp=f"{_PULLBACKS}.rules:vjp_linear",
         vectors=f"{_VECTORS}.recipes:own",
         source=("004: kernel_attn and phi", "Katharopoulos et al., arXiv:2006.16236"),
     ),
@@ -347,18 +335,17 @@ for _record in (
             traits=("recurrent",),
             state=None if {"beta", "decay"} & {*gates} else streaming.RecurrentState,
             aliases=aliases,
-            vjp=f"{_PULLBACKS}.recurrent:{pullback}",
             gates=gates,
             source=(f"arXiv:{paper}",),
         )
-        for name, aliases, paper, pullback, gates in (
-            ("retention", ("retnet",), "2307.08621", "vjp_retention", {"decay": "head"}),
-            ("gated_linear_attention", ("gla",), "2312.06635", "vjp_recurrent", _COORDINATES),
-            ("state_space_duality", ("ssd", "mamba-2"), "2405.21060", "vjp_recurrent", _SSD),
-            ("delta_rule", ("deltanet",), "2406.06484", "vjp_delta", _RATE),
-            ("gated_delta_rule", ("gated-deltanet",), "2412.06464", "vjp_delta", _RATE | _TOKENS),
-            ("kimi_delta_attention", ("kda",), "2510.26692", "vjp_delta", _RATE | _COORDINATES),
-            ("rwkv7", (), "2503.14456", "vjp_recurrent", _COORDINATES | {"removal": "pair"}),
+        for name, aliases, paper, gates in (
+            ("retention", ("retnet",), "2307.08621", {"decay": "head"}),
+            ("gated_linear_attention", ("gla",), "2312.06635", _COORDINATES),
+            ("state_space_duality", ("ssd", "mamba-2"), "2405.21060", _SSD),
+            ("delta_rule", ("deltanet",), "2406.06484", _RATE),
+            ("gated_delta_rule", ("gated-deltanet",), "2412.06464", _RATE | _TOKENS),
+            ("kimi_delta_attention", ("kda",), "2510.26692", _RATE | _COORDINATES),
+            ("rwkv7", (), "2503.14456", _COORDINATES | {"removal": "pair"}),
         )
     ),
     Estimator(

@@ -84,8 +84,8 @@ class Estimator(NamedTuple):
         1/sqrt(d)), ``"mask"``, ``"causal"``, ``"omega"`` (frequencies), ``"indices"`` (of keys,
         instead of drawn ones) with ``"log_probability"`` for a sample of them, and others in
         `conformance.CAPABILITIES`. With ``"vjp"``, gradients are compared with those of
-        `refattn.vjp`: of `fn`, if the record has its pullback, or else of the estimator whose
-        formula is `naive`.
+        `refattn.vjp`: of `fn`, or if there is one of an estimator before it whose formula is
+        `naive`.
     traits : iterable of str
         Its properties, names in `TRAITS`. Each trait adds checks; only "local" removes some, if a
         tag would move tokens to other places.
@@ -97,9 +97,10 @@ class Estimator(NamedTuple):
         The estimator in pairs of float64, with a proven error bound, as in `refattn.certified`:
         candidates in float64 are compared with it at sizes for which the formula is too slow.
     vjp : callable, str or None
-        Its pullback: ``vjp(q, k, v, **options)``, with all options of `fn`, returns the output and
-        a function from the cotangent of the output to `refattn.Gradients`. `refattn.vjp` then takes
-        `fn`. A string "package.module:name" says where it is; it is imported when it is used.
+        Its pullback, if `refattn.vjp` is to use it and not the steps of `fn`: called with all
+        options of `fn`, it returns the output and a function from the cotangent of the output to
+        `refattn.Gradients`. A string "package.module:name" says where it is; it is imported when it
+        is used.
     evaluate : callable or None
         If `fn` has no argument for its random numbers: the function to which `fn` passes them.
         `vjp` is then the pullback of this function.
@@ -170,16 +171,17 @@ class Estimator(NamedTuple):
 
     @property
     def differentiable(self) -> Callable[..., Any] | None:
-        """The function to pass to `vjp`; None if there is no pullback to compare with."""
+        """The function to pass to `vjp`; None if it is no attention function."""
+        if self.arrays != ("q", "k", "v"):
+            return None
         if self.vjp is not None:
             return self.evaluate or self.fn
         (formula, options), (plain, fixed) = open_partials(self.naive), open_partials(self.fn)
-        pulled = [record for record in _REGISTRY.known if record.vjp is not None]
-        for record in pulled:
+        for record in _REGISTRY.known:  # those of the package are the first
             if open_partials(record.naive)[0] is formula:
                 own = fixed if plain is record.function else {}
                 return partial(record.function, **{**own, **options})
-        return self.fn if any(record.function is plain for record in pulled) else None
+        return self.evaluate or self.fn
 
     def sized(self, samples: int) -> dict[str, Any]:
         """The keyword that sets S, if there is one, with its value."""
@@ -329,8 +331,7 @@ def _checked(record: Any) -> Estimator:
     _check_keywords("naive", record.naive, sorted(_KEYWORDS & {*options}))
     if "vjp" in options and record.differentiable is None:
         raise ValueError(
-            f"`options` must leave out 'vjp' for {record.name}: there is no pullback to compare "
-            "with, as it has no `vjp` and no other record with its `fn` or its `naive` has one."
+            f"`options` must leave out 'vjp' for {record.name}, which is no attention function."
         )
     missing = [x for x in ("init", "update", "read", "merge") if not hasattr(record.state, x)]
     if record.state is not None and missing:
@@ -387,8 +388,7 @@ def register(record: Estimator) -> Estimator:
     ValueError
         If a name exists already or has characters other than letters, digits, - and _; if a trait
         is unknown or needs another trait; if a function does not take the size, an option or, if it
-        is random, `rng`; or if ``"vjp"`` is among the options and there is no pullback to compare
-        with.
+        is random, `rng`; or if ``"vjp"`` is among the options of what is no attention function.
 
     Examples
     --------

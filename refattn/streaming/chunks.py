@@ -375,7 +375,7 @@ class EvaState(_ChunkState):
         law = self._law(totals, sizes, count)
         (q, k, v, law, *far), ungroup = group_heads(q, k, v, law, self.mean, self.f)
         summaries = self._summaries(self._cut(q, k, v), law, self._noise(count)[0])
-        near = _rows_of(summaries.chunks, attend_chunks(summaries)[1])
+        near = _rows_of(summaries.chunks, attend_chunks(summaries))
         return ungroup(self._with_far(near, q, summaries.root, *far).out)
 
     def _with_far(self, near: Attended, q: Array, root: Array, mean: Array, f: Array) -> Attended:

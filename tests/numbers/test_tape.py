@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from refattn import naive
-from refattn.arrays.library import array_namespace
+from refattn.arrays.library import array_namespace, as_written
 from refattn.numbers import primitives, steps, tape
 from refattn.numbers.tape import Traced, given, pull_to_steps
 
@@ -180,6 +180,7 @@ def test_every_library(backend):
     arrays = {"q": rng.random((5, 3)), "k": rng.random((6, 3)), "v": rng.random((6, 2))}
     d_out, mask = rng.random((5, 2)), np.arange(6) < 4
 
+    @as_written  # on the device of the arrays
     def pull(q, k, v, d_out, mask):
         traced = [given(x) for x in (q, k, v)]
         out = naive.softmax_attention(*traced, mask=Traced(mask), softcap=2.0)
@@ -226,11 +227,14 @@ def test_a_function_may_be_one_step_that_is_traced_when_it_is_pulled_back():
 
 
 def test_a_function_may_have_a_pullback_that_is_written():
-    def pull(result, cotangent, x, scale):
-        (g,) = cotangent
-        return {"x": None if g is None else 2 * scale * x * g}
+    @primitives.primitive
+    def square(x, scale=1.0):
+        return (scale * x * x,)
 
-    square = primitives.primitive(pull)(lambda x, scale=1.0: (scale * x * x,))
+    @square.pullback
+    def pull(result, cotangent, x, scale):
+        return {"x": 2 * scale * x * cotangent[0]}
+
     agrees(lambda x: square(x, scale=3.0)[0] + x, rng.random(3))
 
 

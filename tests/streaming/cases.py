@@ -51,7 +51,7 @@ def local(q, k, v, *, window, **options):
     """Local features at importance weights, which that function draws itself: by their copies."""
     options = Options(**{"scale": 0.4, **WEIGHTED, **options})
     inputs = near_and_far.prepare_random_features(q, k, v, options)
-    return inputs.ungroup(near_and_far.attend_locally(inputs, window, True).done.out)
+    return inputs.ungroup(near_and_far.attend_locally(inputs, window, True).out)
 
 
 taylor = partial(features.taylor_features, degree=2)

@@ -13,7 +13,7 @@ from .... import features, kernels, naive
 from ....arrays.blocks import sum_to
 from ....arrays.library import Floats
 from ....attention import attend, softmax_attention
-from ....gradients.rules import vjp
+from ....gradients import vjp
 from ..candidate.adapter import Adapter
 from ..candidate.failures import WrongRecord
 from ..candidate.gates import with_pairs

@@ -52,14 +52,15 @@ def derive(text: Callable[..., Traced], arrays: Any, roundings: Roundings, tied:
     for step, slope in sweep.items():
         if step.name not in _INEXACT:
             continue
+        of_step: Any = step.x
         variance, most, common = _round_step(step, roundings, tied)
         if narrow is not None and step.name != "given":
-            variance, most = _round_to(step.x[0], variance, most, narrow)
-        _add_errors(found, slope, step.x[0], (variance, most, common), tied)
+            variance, most = _round_to(of_step[0], variance, most, narrow)
+        _add_errors(found, slope, of_step[0], (variance, most, common), tied)
         if step.name == "matmul" and narrow is None and operands is not None:
             for arg, through in zip(step.args, step.pull(slope), strict=True):  # type: ignore[misc]
                 if through is not None:
-                    x = arg.x[0]
+                    x = np.asarray(arg.x)[0]
                     _add_errors(found, through, x, (*_round_to(x, 0.0, 0.0, operands), 0.0), tied)
     return found
 

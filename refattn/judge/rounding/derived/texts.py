@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .... import naive
+from ....arrays.library import untraced
 from ....naive import doors
 from ....naive.lara import log_alpha
 from ....naive.terms import of_library
-from ....numbers.tape import untraced
 
 _Seen = npt.NDArray[np.bool_]
 
