@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
@@ -27,6 +28,8 @@ WORST = 1 / math.sqrt(3) / RMS
 _LEAST_OWN = 1e-6  # the least share of a column's variance that is independent of other columns
 BIAS = 1 / 16  # of the largest error of an exponential, that its errors have in common
 _TRIFLE = 2.0**10  # what is so much smaller need not be known to be exact
+_OVER_NOISE = 16  # times the noise before it is the spacing of a result that hides the noise
+_LEAST_NOISE = 2.0**-40  # variance over the square of a spacing: less is lost in float64
 SURE = 5.0  # standard deviations beyond which roundings are tied to each other
 MAXIMUM_KEYS = 16  # keys after which a running maximum may change, at the least
 CONSTANTS = 3  # units by which the product of a scale and log2 e, both rounded, may be off
@@ -146,6 +149,16 @@ class RowErrors(NamedTuple):
         """
         rounding = self.errors(self.nearest)
         return np.minimum(rounding, 0.0) - self.slack, np.maximum(rounding, 0.0) + self.slack
+
+    def before_rounding(self) -> Doubles:
+        """Return the variance of errors before the result is rounded, at the least favourable."""
+        squares = np.square(self.spacing)
+        return np.maximum(np.square(self.worst) - squares / 12, _LEAST_NOISE * squares)
+
+    def hidden(self) -> npt.NDArray[np.bool_]:
+        """Tell in which rows noise is far below the spacing of the result, in most columns."""
+        far = np.square(self.spacing) > _OVER_NOISE**2 * self.before_rounding()
+        return np.asarray(np.sum(far, -1) > far.shape[-1] / 2)
 
     def own_covariance(self, shared: Doubles, directions: Doubles, worst: bool) -> Doubles:
         """Project on directions (..., d_v, r) what columns have beside shared variances (n, d_v).

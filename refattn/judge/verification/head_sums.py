@@ -62,6 +62,7 @@ class HeadSums:
         self.keys = Evidence(best, even)
         self.square, self.counted = np.zeros((heads, n)), np.zeros((heads, n))
         self.peak = np.zeros((heads, n))  # largest |z| of each row
+        self.hidden = np.zeros((heads, n))  # mean square beyond half a spacing, where that hides it
         self.over = np.zeros((heads, n))  # largest error over its bound, with log normalisers
         self.column, self.column_rows = np.zeros(d_v), np.zeros(d_v)
         self.strength = 0.0  # sum of squares of what tests take for z if results are 1 % too large
@@ -122,6 +123,10 @@ class HeadSums:
         self.square[at, i] = np.sum(z * z, -1) / np.maximum(count, 1)
         self.counted[at, i] = count
         self.peak[at, i] = np.max(np.abs(z), -1, initial=0.0)
+        if self.problem.is_mean:
+            past = np.maximum(np.abs(error) - rows.slack - rows.spacing / 2, 0.0)
+            past = np.where(known, np.square(past) / rows.before_rounding(), 0.0)
+            self.hidden[at, i] = np.sum(past, -1) / np.maximum(count, 1) * rows.hidden()
         self.over[at, i] = np.max(ratio, -1, initial=0.0)
         of_row = (
             self.weights[at, i, None] if self.rows_apart else self.weights[at, 0] / self.looked[at]

@@ -9,6 +9,17 @@ common. So for r columns
 
 as :math:`E e^{u \cdot A\xi} \le e^{u^T C u / 2}` for all u, and so for a Gaussian u of covariance
 :math:`t\, C^{-1}` too. If nothing were known of how the columns depend on each other, r would be 1.
+
+The rounding of the output is a part of C, as noise of variance :math:`h^2 / 12` for a spacing h.
+Where the noise before it is far below h that hides errors of most of a spacing. There it is a part
+of b instead: what was rounded to an output o lies within h(o) / 2 of it, whatever o is, as the
+numbers below a power of two are nearer than those above. With C and b of what is before the
+rounding, and h(o) / 2 more on both sides of b, the same statement holds for each o. Which of both a
+row is tested by is decided by its law, without its errors, so each row has one test. An error that
+all columns have is seen by the mean square :math:`\delta^3 / 3 h s^2` then, for noise of standard
+deviation s and :math:`\delta < h`, where an output that was moved by a spacing with probability
+:math:`\delta / h` has :math:`12 (\delta / h) ((h + \delta) / 2h)^2`: the first exceeds 1 for
+smaller :math:`\delta` if s is below about h / 16.
 """
 
 from __future__ import annotations
@@ -33,6 +44,7 @@ from .z_scores import subtract_rounding
 
 MOST = 40  # rows of which it is computed at a time
 DOUBT = 1.0  # mean square of z above which the law of a row is computed
+_DOUBT_HIDDEN = 0.25  # likewise, beyond half a spacing and over the noise before it
 _TESTS_OF_ROW = math.log(3)  # tests of a row, of which the surest is taken
 _PRODUCTS, _SOLVING = 2**32, 50  # in which further rows are tested; of a row, columns times
 _ONE_BY_ONE = 4  # times as long as all together
@@ -52,12 +64,20 @@ def test_rows(
 ) -> tuple[Doubles, Doubles]:
     """Test rows of a head, each by the law of all of its columns.
 
+    Where its spacings hide the noise of a row, the law is that of what was rounded to the output.
     Return mean squares, and logs of p-values; where nothing is known of a row both are 0.
     """
     columns = distinct_columns(list_tokens(problem, index))
     law, covariances = _find_laws(problem, roundings, index, rows, columns)
-    errors = law.errors(numbers.out(index)[rows])
-    low, high = (x[:, columns] for x in law.span_rounding())
+    got = numbers.out(index)[rows]
+    errors, (low, high) = law.errors(got), law.span_rounding()
+    hidden = law.hidden() & np.all(np.isfinite(law.bound), -1)  # an infinite one may be saturated
+    if problem.is_mean and roundings.out is not None and hidden.any():
+        about = roundings._replace(out=None), index, rows[hidden], columns
+        before, covariances[hidden] = _find_laws(problem, *about)
+        half, (least, most) = roundings.out.spacing(got[hidden]) / 2, before.span_rounding()
+        low[hidden], high[hidden] = least - half, most + half
+    low, high = low[:, columns], high[:, columns]
     squares = np.zeros(len(rows))
     known = np.all(np.isfinite(law.worst) & np.isfinite(errors), -1)
     if known.any():
@@ -225,12 +245,14 @@ def find_wrong(
     squares: Doubles,
     peaks: Doubles,
     beyond: npt.NDArray[np.bool_],
+    hidden: Doubles,
     level: float = -math.inf,
 ) -> tuple[list[WrongRow], bool]:
     """Test rows by their largest |z|, by its mean square, and the doubtful by all columns jointly.
 
     Arrays are (heads, n): means of squares of z; the largest |z|, which stands for tests of as many
-    columns as the output has; and whether an error is beyond its bound. So many doubtful rows are
+    columns as the output has; whether an error is beyond its bound; and the mean squares of what is
+    left beyond half a spacing, where that is far above the noise. So many doubtful rows are
     tested at a time, as long as one of them has a log of a p-value below a level, and that costs
     little enough. Also return whether rows were left that may be wrong.
     """
@@ -240,10 +262,11 @@ def find_wrong(
     found = np.minimum(math.log(2 * columns) - peaks * peaks / 2, log_chernoff(squares, 1))
     found, means = np.where(beyond, -math.inf, np.minimum(found, 0.0)), peaks * peaks
     # Where these tests are enough, no other is needed.
+    doubts = np.maximum(squares / DOUBT, hidden / _DOUBT_HIDDEN)
     doubtful = np.flatnonzero(
-        knows_columns(problem) & (squares > DOUBT) & (found > level - _TESTS_OF_ROW)
+        knows_columns(problem) & (doubts > 1) & (found > level - _TESTS_OF_ROW)
     )
-    doubtful = doubtful[np.argsort(-squares.ravel()[doubtful], kind="stable")]
+    doubtful = doubtful[np.argsort(-doubts.ravel()[doubtful], kind="stable")]
     most, together = _PRODUCTS // (columns**2 * (problem.shape[1] + _SOLVING * columns)), MOST
     if problem.gradient is not None:  # of which each row is analysed alone
         most, together = most // _ONE_BY_ONE, MOST // _ONE_BY_ONE

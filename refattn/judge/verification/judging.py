@@ -351,9 +351,9 @@ class _Case:
         likeliest = next((x for x, y in self.fits.items() if y.explains), best.profile)
         trial = self.trials.get(likeliest) or self.attempt(likeliest, whole=False)
         named, more = _name_wrong(trial, self.alpha)
-        if 0 < len(named) <= trial.rows / _ONE_OF_ROWS and not more:
-            return named, more
-        return _name_wrong(best, self.alpha)
+        by_best = _name_wrong(best, self.alpha)  # that may not be what the right rows are
+        few = 0 < len(named) <= max(trial.rows / _ONE_OF_ROWS, len(by_best[0]))
+        return (named, more) if few and not more else by_best
 
     def _list_blind(self, profile: Profile) -> list[str]:
         """Name what passes as well: of some rows first, and of those all."""

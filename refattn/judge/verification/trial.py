@@ -105,7 +105,7 @@ def attempt(
         if min((x.log_p for x in (*raw, *directions)), default=0.0) >= look.enough:
             raw += _test_loud_tiles(errors, problem.read_by(profile), roundings)
     about = problem.read_by(profile), numbers, roundings, squares, errors.peak
-    find: Find = cache(partial(find_wrong, *about, errors.over > BEYOND))
+    find: Find = cache(partial(find_wrong, *about, errors.over > BEYOND, errors.hidden))
     smallest = min((x.log_p for x in (*raw, *directions)), default=0.0)
     if knows_columns(problem) and smallest >= _NEEDS_NO_OTHER:
         raw += _test_rows(find(-math.inf)[0], count)

@@ -138,6 +138,57 @@ def test_a_law_with_a_wrong_constant_is_seen():
     assert np.sum(p <= 1e-3) > stats.binom.isf(ALARM, len(p), 1e-3)
 
 
+def p_values_of_noise(name, dtype, to, rounds):
+    """P-values of rows whose spacings hide the noise, of roundings that are drawn as noise."""
+    q, k, v = arrays(3, 32, 256, 24, 2, 1, 1, dtype)
+    noise = Noise(FORMATS[dtype], np.random.default_rng(4))
+    steps = Steps(weights=noise, out=to.round)
+    if name == "eager":
+        steps = steps._replace(scores=noise, normalised=True)
+    problem, roundings = pose_arrays(q, k, v), PROFILES[name].roundings(dtype)
+    rows = np.flatnonzero(problem.analyse((0,), roundings, slice(0, 32)).hidden())
+    assert len(rows) > 16
+    found = []
+    for _ in range(rounds):
+        out = stepwise(Case(q[0], k[0], v[0]), steps)
+        numbers = Numbers(lambda _, x=out: x, dtype)
+        found.append(joint.test_rows(problem, numbers, roundings, (0,), rows)[1])
+    return np.exp(np.concatenate(found))
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(400, marks=pytest.mark.long)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["flash", "eager"])
+def test_noise_that_spacings_hide_is_no_evidence(name, dtype, rounds):
+    """At each level by as many rows, at most, as that leaves to chance, but for `ALARM`."""
+    p = p_values_of_noise(name, dtype, FORMATS[dtype], rounds)
+    for level in (0.5, 0.1, 1e-2, 1e-3, 1e-4):
+        assert np.sum(p <= level) <= stats.binom.isf(ALARM, len(p), level), level
+
+
+@pytest.mark.parametrize("off", [{"digits": 7}, {"truncated": True}])
+@pytest.mark.parametrize("name", ["flash", "eager"])
+def test_a_spacing_that_is_half_of_what_it_should_be_is_seen(name, off):
+    """Outputs that are rounded by twice as much, or one way: half of the rows are rejected."""
+    p = p_values_of_noise(name, "bfloat16", FORMATS["bfloat16"]._replace(**off), 1)
+    assert np.median(p) < 1e-9
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(x, marks=pytest.mark.long) for x in (1, 3))])
+@pytest.mark.parametrize("name", ["flash", "flash-fast", "upcast"])
+def test_a_row_that_misses_a_key_is_named_where_spacings_hide_it(name, seed):
+    """Of a weight below 1/200, beside values of mean 2: most columns are rounded as they were."""
+    q, k, v = arrays(seed, 64, 256, 64, 2, 1, heads=1)
+    key = np.argsort(-(k[0] @ q[0, 20]))[100]
+    out, _ = of_heads(name, q, k, v, "bfloat16")
+    given = {"q": q, "k": k, "v": v, "dtype": "bfloat16", "profile": name}
+    assert verify(**given, out=out).verdict == "PASS"
+    less = (np.delete(x, key, 1) for x in (k, v))
+    out[0, 20] = of_heads(name, q[:, 20:21], *less, "bfloat16")[0][0, 0]
+    found = verify(**given, out=out)
+    assert (found.verdict, [x for x, _ in found.rows]) == ("FAIL", [(0, 20)])
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["flash", "math"])
 @pytest.mark.parametrize("size", SIZES)
