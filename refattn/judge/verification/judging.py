@@ -347,13 +347,13 @@ class _Case:
         )
 
     def _name_rows(self, best: ProfileTrial) -> tuple[tuple[tuple[Index, float], ...], bool]:
-        """Name wrong rows by the likeliest profile that explains nearly all, or by this one."""
-        likeliest = next((x for x, y in self.fits.items() if y.explains), best.profile)
-        trial = self.trials.get(likeliest) or self.attempt(likeliest, whole=False)
-        named, more = _name_wrong(trial, self.alpha)
-        by_best = _name_wrong(best, self.alpha)  # that may not be what the right rows are
-        few = 0 < len(named) <= max(trial.rows / _ONE_OF_ROWS, len(by_best[0]))
-        return (named, more) if few and not more else by_best
+        """Name wrong rows by this profile, or a likelier one that explains nearly all."""
+        likely = [x for x, y in self.fits.items() if y.explains or x == best.profile]
+        name = likely[0] if likely else best.profile
+        trial = self.trials.get(name) or self.attempt(name, whole=False)
+        (named, more), by_best = (_name_wrong(x, self.alpha) for x in (trial, best))
+        few = 0 < len(named) <= max(trial.rows / _ONE_OF_ROWS, len(by_best[0])) and not more
+        return (named, more) if few else by_best
 
     def _list_blind(self, profile: Profile) -> list[str]:
         """Name what passes as well: of some rows first, and of those all."""

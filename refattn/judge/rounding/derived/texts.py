@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .... import naive
+from ....arrays import qkv
 from ....arrays.library import untraced
 from ....naive import doors
 from ....naive.lara import log_alpha
@@ -340,6 +341,11 @@ class Text(NamedTuple):
     orders: tuple[str, ...] = ("samples", "pairs")  # of steps
 
 
+def _read_near_keys(window: Any, **_: Any) -> dict[str, Any]:
+    """Check how far a query sees keys exactly, to the left and to the right."""
+    return {"window": qkv.window(window)}
+
+
 _OMEGA, _WINDOW = {"omega": "frequencies (..., S, d)"}, {"window": "tokens of a chunk"}
 _ALL_ORDERS = ("samples", "pairs", "features", "states")
 _OF_PROPOSALS = {"num_proposals": None, "weighting": "balance", "beta": 1.0}
@@ -366,7 +372,7 @@ TEXTS: Mapping[Any, Text] = {
     ),
     naive.local_random_feature_attention: Text(
         write_near_and_features,
-        (doors.shared_frequencies,),
+        (doors.shared_frequencies, _read_near_keys),
         _OMEGA,
         ("omega",),
         {"window": None},
