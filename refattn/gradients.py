@@ -184,7 +184,7 @@ def _evaluate(fn: Any, arguments: dict[str, Any]) -> tuple[Any, Any]:
     host = is_numpy_array(arguments["q"])
 
     def trace(name: str, x: Any) -> Any:
-        if not is_array_api_obj(x) or isinstance(x, np.ma.MaskedArray):
+        if not is_array_api_obj(x) or isinstance(x, np.ma.MaskedArray | np.generic):
             return x
         if name in Gradients._fields:
             return given(x, light=True)

@@ -279,7 +279,7 @@ def test_outputs_may_be_written_to(name, causal):
 def test_options_may_be_bound_to_the_function():
     arrays, fn = plain(np.random.default_rng(0), 11, 13), softmax_attention
     d_out = np.ones((11, D_V))
-    want = vjp(fn, **arrays, scale=0.2, causal=True)[1](d_out)
+    want = vjp(fn, **arrays, scale=np.float64(0.2), causal=True)[1](d_out)
     got = vjp(partial(partial(fn, scale=0.5, causal=True), scale=0.2), **arrays)[1](d_out)
     assert isinstance(got, Gradients)
     np.testing.assert_array_equal(got.q, want.q)

@@ -395,7 +395,7 @@ def _test_loud_factors(
             value, error, log_p, statistic = map(float, known.test())
             words = explain_size(problem, "factor")(value, error)
             words += f", {_name_tile(problem, head, i.start, i.stop)}"
-            found = log_p, statistic, words, value, error, float(value**2 * known.g)
+            found = log_p, statistic, words, value, error, float(np.square(value) * known.g)
             tried.append(_Outcome("factor of few rows", *found))
     if tried:
         best = min(tried, key=lambda x: x.log_p)

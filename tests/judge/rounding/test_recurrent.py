@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from refattn import vjp
 from refattn.judge.rounding import Profile
 from refattn.judge.rounding.layers import pose_recurrence
 from refattn.judge.rounding.roundings import RMS
@@ -29,7 +30,7 @@ def test_results_and_gradients_are_those_of_the_function(name):
     v, d_out = rng.standard_normal((2, 2, 19, 4))
     gates = {x: GATES[kind](rng, k) for x, kind in record.gates.items()}
     gates["initial_state"] = rng.standard_normal((2, 3, 4))
-    result, pull = load(record.vjp)(q, k, v, **gates)
+    result, pull = vjp(record.function, q, k, v, **gates)
     pulled = pull((d_out, None))
     expected = {"out": result.out, "state": result.state}
     expected |= {"dq": pulled.q, "dk": pulled.k, "dv": pulled.v}
