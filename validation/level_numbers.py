@@ -42,6 +42,7 @@ linear: Any = import_module("tests.judge.rounding.test_linear")
 recurrences: Any = import_module("tests.judge.verification.test_recurrent")
 ALPHAS = (1e-6, 0.001, 0.01, 0.05)
 PAIRS = 2**18  # of queries and keys
+_ENOUGH = 100  # files with a kind of test that is drawn
 NARROW = ("bfloat16", "float16")
 EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2", "int8")
 VALUES = ("normal", "one sign", "mostly one", "integers")
@@ -289,7 +290,8 @@ def draw_figure(runs: Sequence[Draw]) -> Any:
     figure, ((axes,),) = plotting.panels()
     grid = np.geomspace(1 / len(runs), 1, 200)
     kinds = Counter(x for run in runs for x in run["p"])
-    for kind, count in kinds.most_common():
+    kinds = Counter({x: count for x, count in kinds.items() if count >= _ENOUGH})
+    for kind, count in kinds.items():
         p = np.sort([run["p"][kind] for run in runs if kind in run["p"]])
         axes.plot(grid, np.searchsorted(p, grid, "right") / count, color=plotting.PALE, lw=1)
     least = np.sort([run["least"] for run in runs])
