@@ -361,8 +361,8 @@ def _check_numbers(name: str, x: Floats) -> None:
 def _assume_narrow(arrays: Mapping[str, Floats]) -> dict[str, str]:
     """Return types of arrays; where q is wider than out but holds such numbers, that of out.
 
-    If q, k, v and out are wide and hold only numbers of a narrower type, but for few rows of out,
-    it is that of all, or of all but out.
+    Wide q, k, v and out may all hold numbers of a narrower type, except for a few rows of out. Then
+    that is the type of all of them or, with such rows, of all but out.
     """
     dtypes = {name: x.dtype.name for name, x in arrays.items()}
     given = {name: arrays[name] for name in ("q", "k", "v", "out") if name in arrays}

@@ -15,9 +15,9 @@ Back = Callable[[Any], tuple[Any, ...]]
 class Step:
     """One operation: its name, its value, the steps of its operands, and what pulls back to them.
 
-    `pull` takes the cotangent of the value to those of the operands. It is None where no operand
-    moves: then `args` are left out, and the name is "given" or "constant". A step that is `light`,
-    as are those of what light ones are given, does not hold its value `x`.
+    `pull` takes the cotangent of the value and returns those of the operands. If no operand moves,
+    it is None, there are no `args`, and the name is "given" or "constant". A `light` step does not
+    keep its value `x`, and nor do the steps that depend on it.
     """
 
     light: bool
@@ -70,7 +70,7 @@ def before(last: Iterable[Step]) -> list[Step]:
 def pull_steps(
     last: Iterable[tuple[Step, Any]], wanted: Container[Step] | None = None
 ) -> dict[Step, Any]:
-    """Return the cotangents of all steps that some depend on, from those of these.
+    """Take the cotangents of the last steps back to all steps before them, and return all.
 
     If only some are `wanted`, the others are dropped on the way.
     """

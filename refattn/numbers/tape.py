@@ -1,8 +1,8 @@
 r"""Derivatives of any formula by one tape: an array type with the array API over any library.
 
 `Traced` holds an array of NumPy, CuPy, PyTorch, JAX, ... and the step that it came from. A formula
-that gets it in place of an array leaves a graph of steps, each with its name, its value and its
-operands, and `pull_to_steps` takes cotangents of the results to those of every step.
+that is called with traced arrays records a graph of steps. Each has a name, a value and operands.
+`pull_to_steps` takes the cotangents of the results back to every step.
 
 A formula may use what the array API has of: operators and comparisons; the functions in `_SMOOTH`
 (with slopes), `_MOVES` (which only move numbers) and `_FLAT` (which have no derivative); `matmul`,

@@ -318,8 +318,8 @@ def analyse_gradient(
 ) -> RowErrors:
     """Say what a backward pass that rounds like this may give for some queries or keys.
 
-    Several heads share keys and values; their gradients are sums over all of them. What rows have
-    in common along directions is found if these are given.
+    Several heads share keys and values; their gradients are sums over all of them. If directions
+    are given, the covariances of each row along them are found, too.
     """
     cut = list(blocks(rows.start, rows.stop, _CACHED_ROWS)) or [rows]
     sums = (_sum_rows(backs, roundings, of, i, directions, worst) for i in cut)

@@ -348,8 +348,8 @@ def _analyse_rows(
     benford += about(_weigh_states(square, states.noise))
     features = value.shape[-1]
     run = max(1, min(m, roundings.run))
-    # Running sums over the keys of a run, sums of runs, and the sum over features; those of the
-    # normaliser move the quotient, too.
+    # Three sums are rounded step by step: over the keys of a run, over runs, and over features. The
+    # quotient has such errors from its normaliser, too.
     sizes = np.square(states.total)
     moved = walk(0.0, states.total, states.squares, run, roundings.lanes) + sizes * max(1, m / run)
     walked = _weigh_states(square, moved)

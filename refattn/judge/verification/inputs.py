@@ -79,8 +79,8 @@ def assume_narrow(own: Mapping[str, str], arrays: Mapping[str, Doubles]) -> dict
     """Find wide arrays that hold only numbers of a narrow type, and give them that type.
 
     It is the type of the output if queries hold its numbers; keys and values get it where they hold
-    them, too. If the output is wide, all four must hold numbers of a narrow type, but for few rows
-    of the output.
+    them, too. If the output is wide, all four must hold numbers of a narrow type; a few rows of
+    the output may differ.
     """
     # Arrays that were computed in float32 have digits that a narrow type lacks, all but surely.
     wide = not is_narrow(own["out"])

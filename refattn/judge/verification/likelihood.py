@@ -270,7 +270,7 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
             along = directions(index)
             find = partial(find_covariance, read, index, roundings, i, rows, along)
             law = still_law = _Law.of(rows, error, along, find)
-            if roundings.unit is not None:  # what it cuts is known but for a part
+            if roundings.unit is not None:  # its shift is known up to a factor
                 shift = allow(roundings.unit, np.broadcast_to(rows.shift, error.shape))
                 still_law = _Law.of(rows, error, along, find, shift)
         if problem.is_mean and roundings.scores is not None:
@@ -280,7 +280,7 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
                 square_of, logs_of, near_of = fit(np.where(unmoved, others.std, rows.std))
                 least_of = np.minimum(_mean(near_of), _LEAST**2)
                 still = square_of, logs_of, np.where(unmoved[:, 0], least_of, least)
-                if still_law is not None:
+                if joint:
                     exact = roundings._replace(scores=None)
                     find = partial(find_covariance, read, index, exact, i, others, along)
                     other = _Law.of(others, error, along, find)

@@ -50,9 +50,7 @@ def describe_place(problem: Problem, sample: Sample, verdict: Verdict) -> str:
     """
     more = ""
     if verdict.rows:
-        rejected = np.zeros_like(sample.wrong)
-        for (*head, row), _ in verdict.rows:
-            rejected[problem.number(tuple(head)), row] = True
+        rejected = mark_rejected(problem, verdict)
         if np.any(rejected != sample.wrong):  # columns are those of other rows
             sample = sample._replace(columns=np.zeros_like(sample.columns))
         sample = sample._replace(wrong=rejected, looked=round(verdict.looked_at * rejected.size))
@@ -67,6 +65,14 @@ def describe_place(problem: Problem, sample: Sample, verdict: Verdict) -> str:
     lengths = {problem.rows: wrong.shape[1], "columns": len(sample.columns)}
     everywhere = {f"{name} between 0 and {n - 1}" for name, n in lengths.items()}
     return ", ".join([count, *(x for x in list_places(problem, sample) if x not in everywhere)])
+
+
+def mark_rejected(problem: Problem, verdict: Verdict) -> npt.NDArray[np.bool_]:
+    """Mark the rows that were rejected, (heads, n)."""
+    rejected = np.zeros((math.prod(problem.lead), problem.shape[0]), bool)
+    for (*head, row), _ in verdict.rows:
+        rejected[problem.number(tuple(head)), row] = True
+    return rejected
 
 
 def list_places(problem: Problem, sample: Sample) -> Iterator[str]:

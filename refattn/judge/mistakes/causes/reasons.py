@@ -32,6 +32,7 @@ from .places import (
     find_factor,
     list_rows,
     list_seen,
+    mark_rejected,
     remark_normalisers,
     remark_stale,
     remark_zeros,
@@ -91,12 +92,9 @@ def explain(
         return verdict._replace(suspects=[*named, *fits])
     if problem.derived is not None:
         near = verdict.z.largest < _NEAR_ORDERS
-        remarks, wrong = [*verdict.remarks, *[_ORDERS] * near], np.zeros(verdict.shape[:-1], bool)
-        for row, _ in verdict.rows:
-            wrong[row] = True
-        rows = wrong.reshape(-1, problem.shape[0])
+        remarks, wrong = [*verdict.remarks, *[_ORDERS] * near], mark_rejected(problem, verdict)
         looked = round(verdict.looked_at * wrong.size)
-        words = ", ".join([f"{wrong.sum():,} of {looked:,} rows", *list_rows(problem, rows)])
+        words = ", ".join([f"{wrong.sum():,} of {looked:,} rows", *list_rows(problem, wrong)])
         return verdict._replace(suspects=fits, remarks=remarks, place=words * bool(verdict.rows))
     if problem.kind != "scores":
         # Features have no scores: where products are positive, their logarithms stand for these.

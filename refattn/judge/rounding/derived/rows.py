@@ -96,7 +96,7 @@ class _Laws:
     ) -> tuple[RowErrors, Doubles]:
         """Derive the laws of the queries i of a head, and the covariances of their columns."""
         known, rows = _DERIVED.setdefault(problem.read, {}), range(i.start, i.stop)
-        before = roundings._replace(out=None)  # what all types of the output have in common
+        before = roundings._replace(out=None)  # the same for all types of the output
         for at in (x for x in rows if (index, before, x) not in known):
             known[index, before, at] = self._derive(problem, index, before, at)
         return write_rows([known[index, before, at] for at in rows], roundings)

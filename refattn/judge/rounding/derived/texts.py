@@ -89,9 +89,9 @@ def write_proposals(query: Query, q: Any, k: Any, v: Any, omega: Any, centres: A
 def write_near_and_features(query: Query, q: Any, k: Any, v: Any, omega: Any) -> Any:
     """Attend to near keys, and to others through random features."""
     xp, (left, right) = q.__array_namespace__(), query.options["window"]
-    q, ahead, far = query.take(q), np.arange(query.of[1]) - query.place, math.inf
-    near = (-far if left is None else -left) <= ahead
-    near &= ahead <= (far if right is None else right)
+    q, ahead = query.take(q), np.arange(query.of[1]) - query.place
+    near = (-math.inf if left is None else -left) <= ahead
+    near &= ahead <= (math.inf if right is None else right)
     of_query, size = _half_squares(q) + math.log(omega.shape[-2]), omega.shape[-2]
     shown = np.append(query.seen & near, True)
     if query.logs:
@@ -337,7 +337,7 @@ class Text(NamedTuple):
     needs: Mapping[str, str]  # arguments that must be given, in words
     arrays: tuple[str, ...] = ()  # that may be given
     options: Mapping[str, Any] = MappingProxyType({})  # others, with their defaults
-    of_query: bool = False  # whether each query has frequencies of its own
+    of_query: bool = False  # whether omega is (..., n, S, d): other frequencies for each query
     orders: tuple[str, ...] = ("samples", "pairs")  # of steps
 
 
