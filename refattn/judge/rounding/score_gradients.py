@@ -97,6 +97,15 @@ def round_scaled(to: Format, x: Doubles, scale: float) -> Doubles:
 _NONE = np.zeros((1, 1))  # what is not asked for
 
 
+def _round_to_one(tile: Tile, to: Format, top: Doubles) -> Doubles:
+    """Return how far weights move that are 1 after rounding, over a maximum that may have run.
+
+    Their errors are what they lack of 1, of all keys and queries alike: no noise.
+    """
+    lacking = top[:, None] - tile.scores
+    return np.where((lacking > 0) & (lacking < to.unit), lacking, 0.0)
+
+
 def analyse_pairs(
     back: BackwardHead, saved: Saved, roundings: Roundings, i: slice, j: slice, of: str = ""
 ) -> PairErrors | None:
@@ -120,8 +129,10 @@ def analyse_pairs(
     raw = nearest.weights(tile, rounded=False) if nearest.moved else p
     near_p, p_variance, rounded_bound = raw, _NONE, p_bound
     if roundings.weights is not None and (roundings.kept or of in ("", "dv")):
-        near_p = roundings.weights.round(raw)
-        p_variance = roundings.weights.spacing(p)
+        if roundings.maximum:  # weights over any maximum so far: the widest spacing is 2 u p
+            near_p, p_variance = nearest.weights(tile), 2 * roundings.weights.unit * p
+        else:
+            near_p, p_variance = roundings.weights.round(raw), roundings.weights.spacing(p)
         p_variance *= p_variance
         p_variance /= 12
         rounded_bound = p + p_bound
@@ -137,6 +148,8 @@ def analyse_pairs(
     risen = multiply_slope(tile.logits, tile.slope)
     p_scale = p * (risen - saved.logit[i, None])
     if of == "dv":
+        if roundings.maximum and roundings.weights is not None:
+            p_flushed = p_flushed + p * _round_to_one(tile, roundings.weights, saved.top[i])
         weights = p, _NONE, _NONE, tile.slope, tile.slope, p_scale, _NONE, relative, None
         bounds = rounded_bound + p_flushed, _NONE, p_flushed, _NONE
         return PairErrors(*weights, p_variance, _NONE, _NONE, near_p, _NONE, *bounds)
