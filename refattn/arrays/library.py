@@ -36,17 +36,30 @@ def as_written(function: Callable[_Parameters, _Result]) -> Callable[_Parameters
 
     Overflow is an answer, of which NumPy does not warn. Products have the precision of the arrays,
     also under torch.autocast, and in JAX, whose default on GPUs and TPUs has fewer digits. CuPy
-    computes on the device of the first array.
+    computes on the device of the first array, and Dask's arrays lose chunks of length 0.
     """
 
     function = with_known_keywords(function)
 
     @wraps(function)
     def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        given = _drop_empty_chunks((args, kwargs)) if "dask" in sys.modules else (args, kwargs)
         with np.errstate(all="ignore"), _full_precision(), _device_of((*args, *kwargs.values())):
-            return function(*args, **kwargs)
+            return function(*given[0], **given[1])
 
     return run
+
+
+def _drop_empty_chunks(x: Any) -> Any:
+    """Leave out chunks of length 0 of Dask's arrays: what some reductions have no answer for."""
+    if type(x) is tuple:
+        return tuple(map(_drop_empty_chunks, x))
+    if type(x) is dict:
+        return {name: _drop_empty_chunks(y) for name, y in x.items()}
+    if not is_dask_array(x):
+        return x
+    chunks = tuple(tuple(filter(None, of_axis)) or (0,) for of_axis in x.chunks)
+    return x if chunks == x.chunks else x.rechunk(chunks)
 
 
 def _full_precision() -> AbstractContextManager[Any]:

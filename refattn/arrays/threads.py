@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ContextDecorator
 from contextvars import copy_context
-from functools import cache, partial
-from threading import Lock, local
+from functools import cache
+from signal import SIGINT, getsignal, signal
+from threading import Lock, current_thread, local, main_thread
+from types import FrameType
 from typing import Any
 
 _lock = Lock()
@@ -49,24 +51,30 @@ def for_each(
 
     if most == 0:
         return work()
-    with _take_threads() as count:
-        count = min(count, most)
+    with one_blas_thread(take=True) as held:
+        count = min(held.count, most)
         if count == 1:
             return work()
-        alone = partial(_set_blas_threads, [1] * len(_blas().lib_controllers))  # for OpenMP
-        with ThreadPoolExecutor(count, initializer=alone) as pool:
-            started = []
-            try:
-                try:
-                    for _ in range(count):
-                        # Each in a copy of the context, which holds numpy.errstate.
-                        started.append(pool.submit(copy_context().run, work))
-                except RuntimeError:  # no more threads, as when the interpreter shuts down
-                    work()
-                for done in started:
-                    done.result()
-            finally:
-                stop()  # so does an interrupt
+        # Threads hold the limit, too: with OpenMP it is their own.
+        alone, pool = one_blas_thread(take=True)(work), ThreadPoolExecutor(count)
+
+        def end() -> None:
+            stop()  # so does an interrupt
+            pool.shutdown()
+
+        held.end, started = end, []
+
+        def start() -> None:
+            for _ in range(count):
+                # Each in a copy of the context, which holds numpy.errstate.
+                started.append(pool.submit(copy_context().run, alone))
+
+        try:
+            held.put_off(start)
+        except RuntimeError:  # no more threads, as when the interpreter shuts down
+            work()
+        for done in started:
+            done.result()
 
 
 def available() -> int:
@@ -135,38 +143,79 @@ def _find_control() -> _Control:
     return _of_thread if "openmp" in layers else _of_process
 
 
-@contextmanager
-def one_blas_thread() -> Iterator[_Control]:
-    """Keep BLAS to one thread, for many small products; each `for_each` has the others."""
-    control = _find_control()
-    try:
-        with _lock:
-            control.calls += 1
-            if control.calls == 1:
-                libraries = _blas().lib_controllers
-                control.before = [library.num_threads or 1 for library in libraries]
-                if max(control.before, default=1) > 1:
-                    _set_blas_threads([1] * len(libraries))
-        yield control
-    finally:
-        with _lock:
-            control.calls = max(control.calls - 1, 0)  # 0 already in a process forked meanwhile
-            if control.calls == 0 and max(control.before, default=1) > 1:
-                _set_blas_threads(control.before)
+class one_blas_thread(ContextDecorator):  # noqa: N801, as it is used like a function
+    """Keep BLAS to one thread, for many small products; each `for_each` has the others.
 
+    An interrupt that comes while threads are set, end or are restored is raised after that.
+    """
 
-@contextmanager
-def _take_threads() -> Iterator[int]:
-    """Take over the threads of BLAS: their number, or 1 while another call has them."""
-    with one_blas_thread() as control:
-        others = True
+    def __init__(self, *, take: bool = False) -> None:
+        self._take = take  # the other threads, unless another call has them
+        self.count = 1  # that were taken
+        self._held, self._takes = False, False
+        self.end: Callable[[], None] = lambda: None  # what is to end before threads are restored
+        self._handler: Any = None  # that interrupts had
+        self._interrupt: tuple[int, Any] | None = None
+
+    def _recreate_cm(self) -> one_blas_thread:  # for each call of what it decorates
+        return one_blas_thread(take=self._take)
+
+    def __enter__(self) -> one_blas_thread:
+        if current_thread() is main_thread() and callable(handler := getsignal(SIGINT)):
+            self._handler = handler
+            signal(SIGINT, self._on_interrupt)
+        self._control = control = _find_control()
         try:
             with _lock:
-                others, control.taken = control.taken, True
-            yield 1 if others else max(control.before, default=1)
-        finally:
-            if not others:
+                control.calls, self._held = control.calls + 1, True
+                if control.calls == 1:
+                    libraries = _blas().lib_controllers
+                    control.before = [library.num_threads or 1 for library in libraries]
+                    if max(control.before, default=1) > 1:
+                        _set_blas_threads([1] * len(libraries))
+                if self._take and not control.taken:
+                    control.taken = self._takes = True
+                    self.count = max(control.before, default=1)
+        except BaseException:
+            self.__exit__()
+            raise
+        if self._interrupt is not None:
+            self.__exit__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        control = self._control
+        with _lock:
+            if self._takes:
                 control.taken = False
+            if self._held:
+                control.calls = max(control.calls - 1, 0)  # 0 already in a process forked meanwhile
+                if control.calls == 0 and max(control.before, default=1) > 1:
+                    _set_blas_threads(control.before)
+        if self._handler is not None and getsignal(SIGINT) == self._on_interrupt:
+            signal(SIGINT, self._handler)
+        self._deliver()
+
+    def put_off(self, function: Callable[[], None]) -> None:
+        """Call a function, and let an interrupt that comes meanwhile wait."""
+        function()
+        self._deliver()
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        within, cls = frame, type(self)
+        codes = [x.__code__ for x in (cls.__enter__, cls.__exit__, cls.put_off)]
+        while within is not None and within.f_code not in codes:
+            within = within.f_back
+        if within is None:
+            self._handler(number, frame)
+        else:
+            self._interrupt = number, frame
+
+    def _deliver(self) -> None:
+        interrupt, self._interrupt = self._interrupt, None
+        if interrupt is not None:
+            self._handler(*interrupt)
 
 
 def _set_blas_threads(numbers: Sequence[int]) -> None:

@@ -305,6 +305,8 @@ def _pull_in_pairs(
     k, v, lead = keys.k, keys.v, keys.lead(q)
     mask: Array = keys.mask
     total = [zeros_of(x) for x in (q, k, v, *arithmetic.parameters)]
+    if m == 0:
+        return PulledLinear(total[0], Keys(total[1], total[2]), tuple(total[3:]))
     head = tuple(slice(0, length) for length in lead)
     size = max(16, math.prod(block_shape(q)) // (block_shape(q)[0] * max(1, math.prod(lead))))
 

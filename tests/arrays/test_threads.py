@@ -1,6 +1,8 @@
 """Blocks on several threads: same results, nothing left behind."""
 
+import linecache
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -390,6 +392,46 @@ def test_an_interrupt_while_limits_are_set_leaves_none(monkeypatch):
     assert blas_threads() == before
     control = arrays_threads._find_control()
     assert (control.calls, control.taken) == (0, False)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_interrupts_at_any_line_leave_no_limit(most):
+    """At each call, line and return of the module in turn, in the thread that interrupts come to.
+
+    The interpreter looks for none where a `try` begins, and where a `with` of a lock ends.
+    """
+    before, control = blas_threads(), arrays_threads._find_control()
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupted, left = 0, 0
+
+    def trace(frame, *_):
+        nonlocal left
+        if frame.f_code.co_filename != arrays_threads.__file__:
+            return None
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if not line.strip().startswith(("with ", "try:")):
+            left -= 1
+            if left == 0:
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    tracing = sys.gettrace()
+    try:
+        while left <= 0:
+            left = interrupted + 1
+            sys.settrace(trace)
+            try:
+                run(lambda item: None, range(3), most=most)
+            except KeyboardInterrupt:
+                interrupted += 1
+            finally:
+                sys.settrace(tracing)
+            assert blas_threads() == before
+            assert (control.calls, control.taken) == (0, False)
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert interrupted > 50
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="as of POSIX")

@@ -139,7 +139,10 @@ def test_no_keys_no_queries_and_none_seen(name):
         case, arrays, options, _ = differentiable(name, "grouped", n, m)
         options["mask"] = np.zeros(m, bool)
         d_out = np.ones(case.fn(**arrays, **options).shape)
-        for more in ({}, {"mask": None}) if 0 in (n, m) else ({},):
+        some = [{}, {"mask": np.zeros((n, m), bool)}][: 1 + ("rows" not in lacks)]
+        some += [{"mask": None}] * (0 in (n, m))
+        some += [{"causal": True}] * ("causal" not in lacks)
+        for more in some:
             for which, x in pulled(case.fn, arrays, d_out, **options | more).items():
                 assert x.shape == arrays[which].shape
                 assert not x.any()
