@@ -143,7 +143,7 @@ def _find_control() -> _Control:
     return _of_thread if "openmp" in layers else _of_process
 
 
-class one_blas_thread(ContextDecorator):  # noqa: N801, as it is used like a function
+class one_blas_thread(ContextDecorator):
     """Keep BLAS to one thread, for many small products; each `for_each` has the others.
 
     An interrupt that comes while threads are set, end or are restored is raised after that.

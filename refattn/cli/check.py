@@ -225,7 +225,8 @@ def check(
             with kept(kind != "table"):
                 report = _run_checks(target, options)
         except (TypeError, ValueError) as error:
-            raise ValueError(_ARGUMENTS.sub(_name_option, str(error))) from None
+            error.args = (_ARGUMENTS.sub(_name_option, str(error)),)
+            raise
         except (KeyboardInterrupt, SystemExit) as error:
             raise Unusable(f"ended by {type(error).__name__}, without a verdict") from None
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -148,7 +149,10 @@ def installed(option: str, module: str) -> None:
 
 @contextmanager
 def one_line(plotting: bool) -> Iterator[None]:
-    """Turn what is raised for unusable input into one line and exit status 2."""
+    """Turn what is raised for unusable input into one line and exit status 2.
+
+    What the package does not raise itself is a mistake of its own, and passes.
+    """
     import numpy as np
 
     if plotting:
@@ -157,7 +161,21 @@ def one_line(plotting: bool) -> Iterator[None]:
         with np.errstate(all="ignore"):
             yield
     except (TypeError, ValueError, MemoryError, OverflowError) as error:
+        if isinstance(error, TypeError | ValueError) and not _is_raised_here(error):
+            raise
         raise Unusable(_name_the_option(" ".join(str(error).split()))) from None
+
+
+def _is_raised_here(error: BaseException) -> bool:
+    """Tell whether a `raise` of the package is where an error comes from."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None:
+        return False
+    code = last.tb_frame.f_code
+    within = Path(code.co_filename).is_relative_to(Path(__file__).parents[1])
+    return within and dis.opname[code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
 
 
 def _name_the_option(message: str) -> str:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     import click
 
 
+_MISTAKE = 70  # EX_SOFTWARE of sysexits.h
+
+
 def main() -> None:
     """Run the command line (the console script `refattn`)."""
     open_closed()
@@ -48,7 +51,12 @@ def _run_commands() -> None:
         commands()(prog_name="refattn")
     except Exception:  # Python's own status for these is 1, that of FAIL
         traceback.print_exc()
-        sys.exit(2)
+        sys.stderr.write(
+            "Error: this is a mistake of refattn, not of what it was given, and no verdict. Please "
+            "report it where you have refattn from: the lines above, the command, and the output "
+            "of refattn --version\n"
+        )
+        sys.exit(_MISTAKE)
     finally:
         drop_unread()
 

@@ -175,8 +175,9 @@ def verify(
             try:
                 judged_files.append(_judge_file(path, **options))
             except (TypeError, ValueError) as error:
-                name = f"{path.name}: " if len(files) > 1 else ""
-                raise ValueError(f"{name}{error}") from None
+                if len(files) > 1:
+                    error.args = (f"{path.name}: {error}",)
+                raise
         if kind in ("table", "markdown"):
             publish(_answer_of_files(judged_files[-1:], number > 0, verbose), kind)
     rest = _answer_of_files(judged_files, False, verbose)

@@ -84,7 +84,7 @@ def test_what_cannot_be_written_is_an_error(forked, words):
     assert done.stderr.endswith("No space left on device\n")
 
 
-def test_an_error_or_an_interrupt_is_no_verdict(monkeypatch, capsys):
+def test_an_interrupt_is_no_verdict(monkeypatch):
     words, opened = ["verify", "right.npz"], "refattn.files.tensors.open_tensors"
     monkeypatch.setattr(opened, Mock(side_effect=KeyboardInterrupt))
     done = run(*words)
@@ -95,12 +95,29 @@ def test_an_error_or_an_interrupt_is_no_verdict(monkeypatch, capsys):
     done = run("audit", "inputs:of")
     assert (done.exit_code, done.stderr) == (130, "Aborted!\n")
     assert "that were still to be tried" in done.stdout  # what was found until then
-    monkeypatch.setattr(opened, Mock(side_effect=ZeroDivisionError("unforeseen")))
-    monkeypatch.setattr(sys, "argv", ["refattn", *words])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2
-    assert "ZeroDivisionError: unforeseen" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        (lambda *_, **__: 1 // 0, "ZeroDivisionError: "),
+        (lambda *_, **__: np.ones((2, 3)) @ np.ones(2), "ValueError: matmul: "),
+        (lambda *_, **__: np.ones(2) + None, "TypeError: unsupported operand"),
+        (lambda *_, **__: [].index(0), "ValueError: 0 is not in list"),
+    ],
+)
+def test_a_mistake_of_the_package_is_none_of_its_users(mistake, said, monkeypatch, capsys):
+    """It has a status of its own, and says so; what the package raises itself has not."""
+    monkeypatch.setattr("refattn.files.tensors.open_tensors", mistake)
+    for words in (["verify", "right.npz"], ["verify", "right.npz", "right.npz"]):
+        monkeypatch.setattr(sys, "argv", ["refattn", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        error = capsys.readouterr().err
+        assert ended.value.code == 70
+        assert "Traceback" in error
+        assert said in error
+        assert "this is a mistake of refattn" in error
 
 
 def test_work_without_a_standard_error(monkeypatch):
