@@ -66,8 +66,21 @@ def is_array(name: str, x: Any, most: int = 32) -> None:
         raise TypeError(
             f"`{name}` must be an array of a library with the array API, got {describe(x)}{hint}."
         )
+    _check_storage(name, untraced(x))
     if x.ndim > most:
         raise ValueError(f"`{name}` must have at most {most} axes, got {x.ndim}.")
+
+
+def _check_storage(name: str, x: Any) -> None:
+    """Check that a tensor has a number at every place, one stride from the next."""
+    layout = getattr(x, "layout", "torch.strided")
+    of_torch = {
+        "of device meta, without numbers": getattr(x, "is_meta", False),
+        "that is nested": getattr(x, "is_nested", False),
+        f"with layout {layout}": str(layout) != "torch.strided",
+    }
+    for kind in (kind for kind, holds in of_torch.items() if holds):
+        raise TypeError(f"`{name}` must be a dense array, got a tensor {kind}.")
 
 
 def same_home(name: str, x: Array, first: str, head: Array) -> None:

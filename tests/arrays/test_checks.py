@@ -89,3 +89,22 @@ def test_a_longdouble_scale_leaves_other_dtypes_alone(backend, dtype):
 def test_merge_takes_a_plain_pair():
     a = attend(np.ones((2, 4, 3)), *np.ones((2, 2, 5, 3)))
     assert isinstance(refattn.merge(a, tuple(a)), refattn.Attended)
+
+
+@pytest.mark.filterwarnings("ignore:.*(prototype|beta):UserWarning")
+@pytest.mark.parametrize("kind", ["sparse", "compressed", "meta", "nested", "jagged"])
+def test_tensors_of_torch_that_have_no_number_at_each_place(torch, kind):
+    x = torch.ones((3, 4))
+    bad = {
+        "sparse": torch.Tensor.to_sparse,
+        "compressed": torch.Tensor.to_sparse_csr,
+        "meta": lambda x: x.to("meta"),
+        "nested": lambda x: torch.nested.nested_tensor([x]),
+        "jagged": lambda x: torch.nested.nested_tensor([x, x], layout=torch.jagged),
+    }[kind](x)
+    for name in "qkv":
+        with pytest.raises(TypeError, match=f"^`{name}` must be a dense array"):
+            refattn.softmax_attention(**dict.fromkeys("qkv", x) | {name: bad})
+    for name in ("mask", "bias", "sinks"):
+        with pytest.raises(TypeError, match=f"^`{name}` must be"):
+            refattn.softmax_attention(x, x, x, **{name: bad})
