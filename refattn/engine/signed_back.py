@@ -316,7 +316,7 @@ def _pull_in_pairs(
 
     # Keys that no query sees give nothing, not even nan.
     some = xp.matrix_transpose(xp.any(seen(slice(0, n), slice(0, m)), axis=-2, keepdims=True))
-    k, v = (_where_known(x, some, xp) for x in (k, v))
+    k, v = _where_known(k, some, xp), xp.where(some, v, 0.0)
     ones, columns = with_ones(v, xp), list(blocks(0, m, size))
 
     def keys_of(j: slice) -> Mapped:
@@ -360,9 +360,9 @@ def _give_taken(give: Give, to: int, tokens: slice, taken: TakenByTokens) -> Non
         give(3 + which, where, x)
 
 
-def _where_known(x: Array, seen: Array, xp: Any) -> Array:
-    """Put 0 for what of keys or values is not finite and not seen: it goes no further."""
-    return xp.where(seen | xp.isfinite(x), x, 0.0)
+def _where_known(k: Array, seen: Array, xp: Any) -> Array:
+    """Put 0 for hidden keys with infinite squares; maps may mix others with what is seen."""
+    return xp.where(seen | xp.isfinite(k * k), k, 0.0)
 
 
 def _sum_of_pairs(weights: Array, visible: Array, x: Array, xp: Any) -> Array:
@@ -388,7 +388,8 @@ class _Heads:
         k, v, self.mask, _ = keys  # half of the scale is in the features of keys
         self.lead = keys._replace(v=k).lead(*queries)
         if self.mask is not None:
-            k, v = (_where_known(x, xp.matrix_transpose(self.mask), xp) for x in (k, v))
+            seen = xp.matrix_transpose(self.mask)
+            k, v = _where_known(k, seen, xp), xp.where(seen, v, 0.0)
         self.k, self.ones = k, with_ones(v, xp)
         self.scales: dict[int, tuple[Array, Array]] = {}  # of queries, by the first of a step
 
@@ -435,8 +436,9 @@ class _Heads:
         keys: Mapped = self.arithmetic.keys(self.k[..., j, :], self.head, self.xp)
         if self.mask is None:
             return keys
-        seen = self.xp.matrix_transpose(self.mask[..., j])
-        return keys._replace(log=self.xp.where(seen, keys.log, -math.inf))
+        seen, where = self.xp.matrix_transpose(self.mask[..., j]), self.xp.where
+        values = None if keys.values is None else where(seen, keys.values, 0.0)
+        return keys._replace(values=values, log=where(seen, keys.log, -math.inf))
 
     def scaled(
         self,

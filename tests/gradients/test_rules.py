@@ -86,15 +86,16 @@ def test_slopes_of_what_has_no_formula_of_its_own(name, options):
 
 @every_case
 def test_what_is_hidden_takes_nothing(name):
-    """Masked and future keys, with nan in them, and queries that see no key."""
+    """Masked and future keys, with numbers of any size in them, and queries that see no key."""
     case, arrays, options, rng = differentiable(name, "grouped", 11, 13)
     options["mask"] = np.arange(13) != 5
     d_out = rng.standard_normal(case.fn(**arrays, **options).shape)
     clean = pulled(case.fn, arrays, d_out, **options)
-    arrays["k"][..., 5, :], arrays["v"][..., 5, :] = np.nan, np.nan
-    found = pulled(case.fn, arrays, d_out, **options)
-    for which, x in found.items():
-        np.testing.assert_array_equal(x, clean[which])
+    for value in (np.nan, np.inf, -np.inf, 1e30, np.finfo(float).max):
+        arrays["k"][..., 5, :], arrays["v"][..., 5, :] = value, value
+        found = pulled(case.fn, arrays, d_out, **options)
+        for which, x in found.items():
+            np.testing.assert_array_equal(x, clean[which])
     assert not found["k"][..., 5, :].any()
     assert not found["v"][..., 5, :].any()
     if "causal" in case.lacks:
