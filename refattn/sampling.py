@@ -504,9 +504,9 @@ def _quasi(engine: str, num_samples: int, d: int, rng: np.random.Generator) -> D
     from scipy.special import ndtri
     from scipy.stats import qmc
 
-    with warnings.catch_warnings():  # Sobol warns when S is not a power of 2; so does `draw`'s text
-        warnings.filterwarnings("ignore", message="The balance properties", category=UserWarning)
-        points = getattr(qmc, engine)(d, rng=rng).random(num_samples)
+    # The first one apart: Sobol warns of first draws that are no power of 2; so does `draw`'s text.
+    draw = getattr(qmc, engine)(d, rng=rng).random
+    points = np.concatenate([draw(count) for count in (1, num_samples - 1) if count])
     return np.asarray(ndtri(np.clip(points, 2.0**-54, 1 - 2.0**-53)))  # 0 would give -inf
 
 
