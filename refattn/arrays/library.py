@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextvars import copy_context
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -44,10 +45,16 @@ def as_written(function: Callable[_Parameters, _Result]) -> Callable[_Parameters
     @wraps(function)
     def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         given = _drop_empty_chunks((args, kwargs)) if "dask" in sys.modules else (args, kwargs)
-        with np.errstate(all="ignore"), _full_precision(), _device_of((*args, *kwargs.values())):
-            return function(*given[0], **given[1])
+        # In a context of its own, which no interrupt leaves as it is within.
+        result: _Result = copy_context().run(_compute, function, *given)
+        return result
 
     return run
+
+
+def _compute(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with np.errstate(all="ignore"), _full_precision(), _device_of((*args, *kwargs.values())):
+        return function(*args, **kwargs)
 
 
 def _drop_empty_chunks(x: Any) -> Any:

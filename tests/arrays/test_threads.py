@@ -434,6 +434,19 @@ def test_interrupts_at_any_line_leave_no_limit(most):
     assert interrupted > 50
 
 
+def test_an_interrupt_leaves_errors_of_numpy_as_they_were(monkeypatch):
+    """Even one that comes before what was set is set back."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    before, x = np.geterr(), np.ones((2, 3))
+    monkeypatch.setattr(np.errstate, "__exit__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        refattn.softmax_attention(x, x, x)
+    assert np.geterr() == before
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="as of POSIX")
 def test_a_process_forked_during_a_call_has_its_threads():
     code = """
