@@ -39,7 +39,9 @@ def arrays(min_ndim: int, **named: Array) -> Any:
         supported.append(np.dtype(np.longdouble))
     if head.dtype not in supported:
         cast = f"xp.astype({first}, xp.float32)"
-        if str(head.dtype).startswith("torch."):
+        if is_numpy_array(untraced(head)):
+            cast = f"{first}.astype(np.float32)"
+        elif str(head.dtype).startswith("torch."):
             cast = f"{first}.to(torch.float32)"
         raise TypeError(
             f"`{first}` must have dtype float32 or float64, got {head.dtype}: cast it first, "
@@ -63,6 +65,8 @@ def is_array(name: str, x: Any, most: int = 32) -> None:
     if not is_array_api_obj(x) or isinstance(x, np.ma.MaskedArray):
         several = isinstance(x, tuple | list) and any(map(is_array_api_obj, x))
         hint = ": pass each of its arrays by its own keyword" * several
+        if not several and isinstance(x, tuple | list | float | int):
+            hint = f": pass np.asarray({name})"
         raise TypeError(
             f"`{name}` must be an array of a library with the array API, got {describe(x)}{hint}."
         )

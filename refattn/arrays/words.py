@@ -147,15 +147,20 @@ def keyword_names(function: Callable[..., Any]) -> list[str] | None:
 def with_known_keywords(
     function: Callable[_Parameters, _Result],
 ) -> Callable[_Parameters, _Result]:
-    """Decorate a function to say which keyword may be meant, which Python's own error does not."""
+    """Decorate a function to say which keyword may be meant, or is to be passed."""
     known = keyword_names(function)
     if known is None:
         return function
+    parameters = inspect.signature(function).parameters.values()
+    needed = [x.name for x in parameters if x.kind is x.KEYWORD_ONLY and x.default is x.empty]
 
     @wraps(function)
     def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         __tracebackhide__ = True  # pytest shows the line that calls
         check_keywords(function.__qualname__, kwargs, known)
+        for name in needed:
+            if name not in kwargs:
+                raise TypeError(f"{function.__qualname__}() needs `{name}`: pass {name}=...")
         return function(*args, **kwargs)
 
     return call
