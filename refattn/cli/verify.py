@@ -149,6 +149,7 @@ def _parse_types(
     help="Output of the kernel for a query that sees no key.",
 )
 @alpha_option("kernel")
+@click.option("--no-cause", is_flag=True, help="Do not search for causes of wrong numbers.")
 @click.option("--verbose", is_flag=True, help="Print all causes, all failed tests, and remarks.")
 @format_option
 @file_option("json", "Write the verdict; for several files, a list.")
@@ -235,6 +236,7 @@ def _judge_layout(
     layout: str,
     profile: str | None,
     everything: bool = False,
+    no_cause: bool = False,
     empty_rows: str = "zero",
     **options: Any,
 ) -> Verified:
@@ -268,7 +270,8 @@ def _judge_layout(
         names: Any = profile
         if profile is None and problem.kind not in ("recurrent", "text"):
             names = name_profiles(tensors.dtypes, tensors.dtype, bool(tensors.scales), parts)
-        verdict = judge_all(judged, tensors.dtype, names, alpha, everything, hardware)
+        asked = (tensors.dtype, names, alpha, everything, hardware, not no_cause)
+        verdict = judge_all(judged, *asked)
     return Verified(tensors, problem, parts, verdict)
 
 

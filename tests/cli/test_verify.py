@@ -457,3 +457,13 @@ def test_float32_arrays_that_hold_bfloat16_numbers_are_said_to():
     assert result.exit_code == 0
     introduction = " ".join(result.stdout.splitlines()[:3])
     assert "bfloat16 (float32 arrays that hold bfloat16 numbers) softmax" in introduction
+
+
+def test_causes_may_be_left_out():
+    arrays = problem()
+    arrays["out"] = 1.02 * arrays["out"]
+    save("x.safetensors", arrays)
+    for option, said in (("", "1.02"), (" --no-cause", "causes were not searched for")):
+        done = run(f"x.safetensors --profile flash{option}")
+        assert done.exit_code == 1
+        assert said in done.output

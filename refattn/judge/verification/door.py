@@ -62,6 +62,7 @@ def verify(
     feature_map: Callable[[Any], Any] | None = None,
     hardware: str | None = None,
     everything: bool = False,
+    explain: bool = True,
     q_scale: Any = None,
     k_scale: Any = None,
     v_scale: Any = None,
@@ -134,6 +135,8 @@ def verify(
     everything : bool, default False
         Whether all rows of large arrays are tested, for all known bugs. If not, the verdict reports
         which share of the rows was tested.
+    explain : bool, default True
+        Whether causes of wrong numbers are searched for, which takes about as long as the verdict.
     q_scale, k_scale, v_scale : float or arrays, optional
         Factors on arrays in 8 bits: one number, or arrays of shape (..., heads), (..., n), or with
         all axes of the array, for each head, token, block of tokens or columns, or element.
@@ -293,7 +296,8 @@ def verify(
     if profile is None and kind not in ("recurrent", "text"):
         scaled = any(x is not None for x in scales.values())
         names = name_profiles(inputs.types, storage, scaled, parts)
-    verdict = judge_all(settle(parts, empty_rows), storage, names, alpha, everything, hardware)
+    asked = (storage, names, alpha, everything, hardware, explain)
+    verdict = judge_all(settle(parts, empty_rows), *asked)
     if "d_out" in got and not gradients:
         verdict = verdict.with_remark(UNUSED_D_OUT)
 
@@ -302,8 +306,8 @@ def verify(
             **arrays, omega=omega, log_weight=log_weight, estimator=estimator, dtype=dtype,
             profile=profile, alpha=alpha, scale=scale, bias=bias, mask=mask, causal=causal,
             window=window, softcap=softcap, sinks=sinks, features=features,
-            feature_map=feature_map, hardware=hardware, everything=everything, q_scale=q_scale,
-            k_scale=k_scale, v_scale=v_scale, empty_rows=empty_rows, beta=beta,
+            feature_map=feature_map, hardware=hardware, everything=everything, explain=explain,
+            q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, empty_rows=empty_rows, beta=beta,
             log_decay=log_decay, write=write, removal=removal, decay=decay,
             initial_state=initial_state, num_proposals=num_proposals, centres=centres,
             indices=indices, layout=other,

@@ -18,6 +18,7 @@ LOGARITHMS = {"ln(2)": math.log(2), "log2(e)": 1 / math.log(2)}  # factors that 
 _NUMBERS_NAMED = 4  # numbers that are written one by one, at most
 _PERIODS = (4, 8, 16, 32, 64, 128)  # of places that come again
 IGNORES = "a kernel that ignores"  # an option: likewise
+NOT_EXPLAINED = "causes were not searched for"
 UNUSED_D_OUT = "d_out is not used: there is no dq, dk or dv"
 SAME_KEYS = "(the right result here: all keys are the same)"
 BEYOND = "squares of v or of its errors leave the range of float64: only bounds are tested"

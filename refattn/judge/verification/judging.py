@@ -47,7 +47,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -70,7 +70,7 @@ from .choice import (
     profiles_of_kind,
 )
 from .empty_rows import describe_idle
-from .findings import Finding, Numbers, Part, ProfileTrial, weaken
+from .findings import NOT_EXPLAINED, Finding, Numbers, Part, ProfileTrial, weaken
 from .head_sums import ONE_PERCENT, RowWeights
 from .joint import find_smallest, knows_columns, test_each
 from .likelihood import ALIKE, Fit, ProfileSample, compare
@@ -104,10 +104,11 @@ class _Asked(NamedTuple):
     """The storage type, the profiles that are tried, the level, and whether all rows are."""
 
     dtype: str
-    profile: ProfileChoice
-    alpha: float
-    everything: bool
+    profile: ProfileChoice = None
+    alpha: float = 1e-6
+    everything: bool = False
     hardware: str | None = None
+    explain: bool = True  # whether causes are searched for
 
 
 class _Case:
@@ -380,18 +381,9 @@ class _Case:
 
 @one_blas_thread()
 @np.errstate(all="ignore")  # small weights underflow, and wrong numbers are of any size
-def judge(
-    problem: Problem,
-    numbers: Numbers,
-    dtype: str,
-    profile: ProfileChoice = None,
-    alpha: float = 1e-6,
-    everything: bool = False,
-    hardware: str | None = None,
-) -> Verdict:
+def judge(problem: Problem, numbers: Numbers, *asked: Any, **named: Any) -> Verdict:
     """Judge whether a correct kernel can have produced these numbers for a problem."""
-    asked = _Asked(dtype, profile, alpha, everything, hardware)
-    return _judge_one(Part(problem, numbers), asked)
+    return _judge_one(Part(problem, numbers), _Asked(*asked, **named))
 
 
 def _judge_one(part: Part, asked: _Asked, backward: str | None = None) -> Verdict:
@@ -408,25 +400,31 @@ def _judge_one(part: Part, asked: _Asked, backward: str | None = None) -> Verdic
         as_they_are = (x for x in names if case.profiles[x].inputs is None)
         case.trial(next(as_they_are, names[0]))
     verdict = case.conclude(found or min(case.trials, key=lambda x: _rank_trial(case, x)))
+    if not asked.explain:
+        return _leave(verdict)
     return explain(case.problem, part.numbers, verdict, asked.profile)
+
+
+def _leave(verdict: Verdict) -> Verdict:
+    """Say of a wrong part that its causes were not searched for."""
+    if verdict.verdict != "FAIL":
+        return verdict
+    suspects = [x for x in verdict.suspects if x.explained >= _ALL_BUT]
+    return verdict._replace(suspects=suspects).with_remark(NOT_EXPLAINED)
 
 
 @one_blas_thread()
 @np.errstate(all="ignore")  # small weights underflow, and wrong numbers are of any size
-def judge_all(
-    parts: Mapping[str, Part],
-    dtype: str,
-    profile: ProfileChoice = None,
-    alpha: float = 1e-6,
-    everything: bool = False,
-    hardware: str | None = None,
-) -> Verdict:
+def judge_all(parts: Mapping[str, Part], *of: Any, **named: Any) -> Verdict:
     """Judge an output, gradients or both: together they fail with probability alpha at most."""
-    share = alpha / len(parts)  # Bonferroni: a correct kernel may fail in any part
+    whole = _Asked(*of, **named)
+    # Bonferroni: a correct kernel may fail in any part.
+    forward_asked = whole._replace(alpha=whole.alpha / len(parts))
+    dtype, profile = whole.dtype, whole.profile
     verdicts: dict[str, Verdict] = {}
     for name, part in parts.items():
         if name == "out" or part.problem.kind == "recurrent":
-            verdicts[name] = judge(*part, dtype, profile, share, everything, hardware)
+            verdicts[name] = judge(*part, *forward_asked)
     if [*parts] == ["out"]:
         return verdicts["out"]
     gradients = {x: y for x, y in parts.items() if x not in verdicts}
@@ -435,18 +433,20 @@ def judge_all(
         names: ProfileChoice = backward_profiles(dtype, wide) if profile is None else profile
         if any(x.problem.shares_keys for x in gradients.values()):
             names = add_by_head(names)
-        asked = _Asked(dtype, names, share, everything, hardware)
+        asked = forward_asked._replace(profile=names)
         backward = _judge_gradients(gradients, asked)
         if "out" in verdicts:
-            forward_asked = asked._replace(profile=profile)
             verdicts["out"], backward = _as_one_kernel(
                 parts, (verdicts["out"], backward), (forward_asked, asked)
             )
-        verdicts |= explain_gradients(gradients, backward, profile, verdicts.get("out"))
+        if whole.explain:
+            verdicts |= explain_gradients(gradients, backward, profile, verdicts.get("out"))
+        else:
+            verdicts |= {x: _leave(y) for x, y in backward.items()}
     verdicts = {name: x._replace(of=name) for name, x in verdicts.items()}
     first = min(verdicts.values(), key=lambda x: ("FAIL", "UNDERPOWERED", "PASS").index(x.verdict))
     seconds = sum(x.seconds for x in verdicts.values())
-    return first._replace(alpha=alpha, seconds=seconds, parts=verdicts)
+    return first._replace(alpha=whole.alpha, seconds=seconds, parts=verdicts)
 
 
 def _as_one_kernel(

@@ -15,6 +15,7 @@ from ...arrays.words import name_element, name_row, portable, to_json
 from .directions import SENTENCES
 from .findings import (
     BEYOND,
+    NOT_EXPLAINED,
     SAME_KEYS,
     SAME_VALUES,
     Finding,
@@ -274,13 +275,14 @@ def _write_short(verdict: Verdict) -> str:
     if verdict.verdict != "FAIL":
         profile = f"profile {verdict.profile}, " if verdict.profile else ""
         return f"{verdict.verdict} ({profile}{rms})"
-    cause = as_cause(verdict.suspects[0].text) if verdict.suspects else "unknown cause"
+    cause = NOT_EXPLAINED if NOT_EXPLAINED in verdict.remarks else "unknown cause"
+    cause = as_cause(verdict.suspects[0].text) if verdict.suspects else cause
     return f"FAIL ({rms}): {cause}"
 
 
 def _write_causes(verdict: Verdict, verbose: bool) -> Iterator[str]:
     """Write what explains a failure, with the share of the error that it explains."""
-    if not verdict.suspects:
+    if not verdict.suspects and NOT_EXPLAINED not in verdict.remarks:
         yield "  unknown cause: nothing that was tried explains most of the error"
     shown = verdict.suspects
     if not verbose:

@@ -2,14 +2,15 @@
 
 from functools import partial
 from inspect import signature
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 import refattn
-from refattn import packed, verify
+from refattn import packed, testing, verify
 from refattn.files.tensors import open_tensors
-from refattn.judge.verification import door
+from refattn.judge.verification import door, judging
 from refattn.judge.verification.judging import judge_all
 from refattn.judge.verification.reading import pose_tensors, read_parts
 from tests.judge.rounding.rounded import Case, plain
@@ -117,6 +118,30 @@ def test_sequences_with_keys_of_their_own(tmp_path, options):
         of_k[1] += moved
         np.savez(tmp_path / "x.npz", **given, cu_seqlens_k=of_k)
         assert judge_file(tmp_path / "x.npz", **options).verdict == verdict
+
+
+def test_causes_that_are_not_searched_for(monkeypatch):
+    """In tests, say: the same verdict, and nothing is named that explains a little."""
+    searched = Mock(side_effect=AssertionError("searched"))
+    monkeypatch.setattr(judging, "explain", searched)
+    monkeypatch.setattr(judging, "explain_gradients", searched)
+    rng = np.random.default_rng(0)
+    q, k, v, d_out = rng.standard_normal((4, 24, 8)).astype(f32)
+    out, pullback = refattn.vjp(refattn.softmax_attention, q, k, v)
+    given = {"q": q, "k": k, "v": v, "d_out": d_out}
+    given |= {f"d{x}": getattr(pullback(d_out), x) for x in "qkv"}
+    assert refattn.verify(out=out, explain=False, **given).verdict == "PASS"
+    noise = (0.01 * rng.standard_normal(out.shape)).astype(f32)
+    wrong = given | {"dk": given["dk"] * f32(1.02)}
+    found = refattn.verify(out=out + noise, explain=False, **wrong)
+    assert [x.verdict for x in found.parts.values()] == ["FAIL", "PASS", "FAIL", "PASS"]
+    text = str(found)
+    assert "causes were not searched for" in text
+    assert "unknown cause" not in text
+    assert "cause: " not in str(found.parts["out"])
+    assert "dk is 1.019999" in text  # what is measured anyway, and explains all
+    with pytest.raises(AssertionError, match="causes were not searched for"):
+        testing.assert_attention_close(out + noise, q, k, v, explain=False)
 
 
 def paged(options):
