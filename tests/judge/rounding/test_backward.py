@@ -933,7 +933,7 @@ def test_others_are_not_tried_again_where_one_fails(wrong, monkeypatch):
     out = {x for y in verdict.parts.values() for x, p in y.trials.items() if p <= y.alpha}
     assert out == {*BACKWARD_PROFILES[True]}
     assert tried[wrong] <= len(BACKWARD_PROFILES[True])
-    assert sum(tried[x] for x in NAMES if x != wrong) <= 4
+    assert max(tried[x] for x in NAMES if x != wrong) <= len(BACKWARD_PROFILES[True]) // 2
 
 
 def test_every_profile_of_a_backward_pass_is_simulated():

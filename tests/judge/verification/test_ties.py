@@ -134,7 +134,9 @@ def test_they_fail_where_all_keys_are_taken_for_different(name, kind, profile, m
     ],
 )
 def test_wrong_kernels_fail(name, kind, change):
-    wrong = {"padded": 1} if change == "key" else {"factor": 1 + 2.0**-7}
+    # Few distinct keys: errors that may all be equal allow a row as much as the report says.
+    factor = 1 + 2.0 ** (-5 if (name, kind) in [("fused", "runs"), ("fused", "codebook")] else -7)
+    wrong = {"padded": 1} if change == "key" else {"factor": factor}
     found = judged(name, kind, **wrong)
     assert found.verdict == "FAIL", str(found)
 
