@@ -1,5 +1,10 @@
 """Texts of estimators, of one query each: what its law is derived from, step by step.
 
+The formulas of `naive` have the same value, and one order, that of "pairs" below: they divide
+before they sum, which no fast kernel does, and evaluate all queries at once, which here would be
+derived for each of them. So texts are written for one query, in the orders of kernels; what has no
+order, the weights of samples, is that of `naive`.
+
 Arrays have one more axis, the first, of copies. Steps are in one of several orders:
 
 * "samples": weights e^(score - maximum) are summed over the keys of each sample, and then over

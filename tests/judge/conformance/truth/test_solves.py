@@ -102,7 +102,7 @@ def cotangents(forth, back, arrays, at, g):
 
 @pytest.mark.parametrize("near", [1.0, 1e-2])
 def test_errors_of_a_pullback_of_a_solve(near):
-    """What perturbed kernels do is below them; keys that are not near leave them not much larger."""
+    """What perturbed kernels do is below them, and not far below unless two keys are near."""
     rng = np.random.default_rng(1)
     q, k, v, g = (rng.standard_normal((n, 3)) for n in (4, 9, 9, 4))
     at, delta, worst = np.array([5, 0, 7]), 1e-9, np.zeros(4)
