@@ -294,19 +294,7 @@ def serial(case, dtype):
     return FORMATS[dtype].round(found), None
 
 
-def online(case, dtype, out=None):
-    """One key after the other in float32, with a running maximum."""
-    s, v = scores32(case), case.with_zero(case.v).astype(f32)
-    top, total = np.full((len(s), 1), -np.inf, f32), np.zeros((len(s), 1), f32)
-    found = np.zeros((len(s), v.shape[1]), f32)
-    for of_key, value in zip(s.T[:, :, None], v, strict=True):
-        top, before = np.maximum(top, of_key), top
-        safe = np.where(np.isfinite(top), top, f32(0))
-        w, shrink = np.exp(of_key - safe), np.exp(before - safe)
-        total, found = total * shrink + w, found * shrink + w * value
-    with np.errstate(divide="ignore"):
-        lse = (np.where(np.isfinite(top), top, f32(0)) + np.log(total))[:, 0]
-    return FORMATS[out or dtype].round(found / np.where(total > 0, total, f32(1))), lse
+online = partial(flash, tile=1, weights="float32")  # one key after the other
 
 
 def half_sums(case, dtype="float16", normalised=False):
@@ -525,6 +513,7 @@ class Wrong(NamedTuple):
     no_sink: bool = False  # in the sum of the weights that are computed again
     flat: bool = False  # no slope of the cap
     late: bool = False  # the slope of the cap at the capped score
+    slope: str = "ratio"  # what it is computed of, not wrong: the tanh, the capped score, or cosh
 
 
 RIGHT = Wrong()
@@ -594,7 +583,12 @@ def backward(name, case, d_out, dtype, wrong=RIGHT, of_products=None, of_keys=Tr
     if case.softcap is not None:
         cap = f32(case.softcap)
         at = np.tanh(ratio) if wrong.late else f32(not wrong.flat) * ratio
-        slope = np.concatenate([1 - at * at, 0 * ds[:, len(case.k) :]], -1)
+        slope = 1 - at * at
+        if wrong.slope == "capped":
+            slope = 1 - (cap * ratio / cap) ** 2
+        elif wrong.slope == "cosh":
+            slope = 1 / np.cosh(q @ case.k.T.astype(f32) * f32(case.factor) / cap) ** 2
+        slope = np.concatenate([slope, 0 * ds[:, len(case.k) :]], -1)
         ds = narrow(narrow(narrow(ds * cap, back.kept) * slope, back.kept) / cap, back.kept)
     factor = f32(case.factor)
     if back.scaled:
