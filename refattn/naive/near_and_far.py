@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..arrays.library import Array, constant
 from ..typing import ArrayT
-from .doors import chunks, formula, positive_scale, shared_frequencies
+from .doors import chunks, formula, near_keys, positive_scale, shared_frequencies
 from .terms import (
     average,
     beside,
@@ -159,7 +159,7 @@ def second_order_attention(
     return _near_and_far(q, k, v, seen, scores, v_mean, turned)
 
 
-@formula(shared_frequencies, positive_scale)
+@formula(shared_frequencies, near_keys, positive_scale)
 def local_random_feature_attention(
     q: ArrayT,
     k: ArrayT,

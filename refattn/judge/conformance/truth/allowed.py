@@ -439,14 +439,14 @@ def _measure_condition(adapter: Adapter, arrays: Arrays, options: Keywords) -> f
 
 def _condition_of_weights(adapter: Adapter, arrays: Arrays, options: Keywords) -> float:
     """Return the condition of weights that are solved for, at indices that are given."""
-    return condition_of_solve(*_solved(adapter, arrays), options["indices"])
+    return condition_of_solve(*_for_solve(adapter, arrays), options["indices"])
 
 
 def _solved_rounding(
     adapter: Adapter, arrays: Arrays, options: Keywords, size: Floats
 ) -> tuple[float, ...]:
     """Bound the rounding of a coreset's result and of its cotangents, at indices that are given."""
-    q, k, v = _solved(adapter, arrays)
+    q, k, v = _for_solve(adapter, arrays)
     found, root = errors_of_pullback(q, k, v, options["indices"], size), adapter.root(q.shape[-1])
     unit = CONTRACT[adapter["dtype"]] * adapter.eps
     unit *= 1 + largest_exponent(adapter, arrays, options)
@@ -457,7 +457,7 @@ def _solved_rounding(
     return out, root * dq, root * group * dk, group * dv
 
 
-def _solved(adapter: Adapter, arrays: Arrays) -> Arrays:
+def _for_solve(adapter: Adapter, arrays: Arrays) -> tuple[Floats, Floats, Floats]:
     """Return queries and keys in kernel coordinates and values, of as many heads."""
     q, k, v = (np.asarray(x, float) for x in arrays)
     root = adapter.root(q.shape[-1])

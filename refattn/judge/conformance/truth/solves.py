@@ -32,10 +32,12 @@ def condition_of_solve(q: Floats, k: Floats, v: Floats, indices: Any) -> float:
     (..., S) are the keys J. Returned is the largest such error over delta and the length of the
     longest value, infinite where A is singular to rounding.
     """
-    solve = _pose(q, k, indices)
+    solve = _pose_solve(q, k, indices)
     if solve is None:
         return math.inf
-    (sums, moved), (norm, norm_moved) = (_sum(solve, x) for x in (v, np.ones_like(v[..., :1])))
+    (sums, moved), (norm, norm_moved) = (
+        _sum_over_chosen(solve, x) for x in (v, np.ones_like(v[..., :1]))
+    )
     with np.errstate(all="ignore"):
         error = (moved + np.abs(sums / norm) * norm_moved) / np.abs(norm)
     longest = float(np.max(np.sqrt(np.sum(v * v, -1)), initial=1e-300))
@@ -57,7 +59,7 @@ def errors_of_pullback(q: Floats, k: Floats, v: Floats, indices: Any, size: Floa
     of B and v. Each factor is taken at its size with one of the others at its error. Of a centred
     key the mean is subtracted, with at most as large a cotangent.
     """
-    solve = _pose(q, k, indices)
+    solve = _pose_solve(q, k, indices)
     if solve is None:
         return [math.inf] * 4
     one = np.ones_like(v[..., :1])
@@ -100,14 +102,14 @@ class _Solve(NamedTuple):
     chosen: Floats
 
 
-def _sum(solve: _Solve, values: Floats) -> tuple[Floats, Floats]:
+def _sum_over_chosen(solve: _Solve, values: Floats) -> tuple[Floats, Floats]:
     """Return the sum over the keys of J, and its error over delta."""
     x = solve.inverse @ (solve.near @ values)
     moved = solve.near @ np.abs(values) + solve.off @ np.abs(x)
     return solve.shares @ x, solve.shares @ (np.abs(x) + np.abs(solve.inverse) @ moved)
 
 
-def _pose(q: Floats, k: Floats, indices: Any) -> _Solve | None:
+def _pose_solve(q: Floats, k: Floats, indices: Any) -> _Solve | None:
     """Return the matrices of a coreset; None if A is not positive definite to rounding."""
     # A common shift of the keys cancels from the kernel g, and exponents are smaller without it.
     k = k - np.mean(k, -2, keepdims=True)

@@ -18,16 +18,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .... import naive
-from ....arrays import qkv
 from ....arrays.library import untraced
-from ....naive import doors
 from ....naive.lara import log_alpha
 from ....naive.terms import of_library
 
@@ -334,69 +331,17 @@ def _estimate_logs(q: Any, k: Any, omega: Any, log_weight: Any, there: Any = Tru
     return lse.mT - _half_squares(k)
 
 
-class Text(NamedTuple):
-    """The text of an estimator, and what it takes beside queries, keys and values."""
+_STEP_ORDERS = ("samples", "pairs")
+_ALL_STEP_ORDERS = (*_STEP_ORDERS, "features", "states")
 
-    write: Callable[..., Any]
-    rules: tuple[Callable[..., dict[str, Any]], ...]  # of its formula, that check arguments
-    needs: Mapping[str, str]  # arguments that must be given, in words
-    arrays: tuple[str, ...] = ()  # that may be given
-    options: Mapping[str, Any] = MappingProxyType({})  # others, with their defaults
-    of_query: bool = False  # whether omega is (..., n, S, d): other frequencies for each query
-    orders: tuple[str, ...] = ("samples", "pairs")  # of steps
-
-
-def _read_near_keys(window: Any, **_: Any) -> dict[str, Any]:
-    """Check how far a query sees keys exactly, to the left and to the right."""
-    return {"window": qkv.window(window)}
-
-
-_OMEGA, _WINDOW = {"omega": "frequencies (..., S, d)"}, {"window": "tokens of a chunk"}
-_ALL_ORDERS = ("samples", "pairs", "features", "states")
-_OF_PROPOSALS = {"num_proposals": None, "weighting": "balance", "beta": 1.0}
-
-# By formula, of `refattn.naive`.
-TEXTS: Mapping[Any, Text] = {
-    naive.randomized_attention: Text(
-        write_randomized,
-        (doors.query_frequencies,),
-        {"omega": "frequencies of each query, (..., n, S, d)"},
-        ("omega",),
-        of_query=True,
-    ),
-    naive.mean_of_ratios_attention: Text(
-        write_randomized, (doors.shared_frequencies,), _OMEGA, ("omega",)
-    ),
-    naive.linear_randomized_attention: Text(
-        write_proposals,
-        (doors.proposals,),
-        _OMEGA,
-        ("omega", "centres"),
-        _OF_PROPOSALS,
-        orders=_ALL_ORDERS,
-    ),
-    naive.local_random_feature_attention: Text(
-        write_near_and_features,
-        (doors.shared_frequencies, _read_near_keys),
-        _OMEGA,
-        ("omega",),
-        {"window": None},
-        orders=_ALL_ORDERS,
-    ),
-    naive.importance_sampled_attention: Text(
-        write_importance,
-        (doors.shared_frequencies,),
-        _OMEGA,
-        ("omega", "log_weight"),
-        orders=_ALL_ORDERS,
-    ),
-    naive.eva_attention: Text(
-        write_chunks, (doors.chunks,), _WINDOW, ("omega",), {"window": None, "log_size": True}
-    ),
-    naive.second_order_attention: Text(
-        write_moments, (doors.chunks,), _WINDOW, (), {"window": None}
-    ),
-    naive.coreset_attention: Text(
-        write_coreset, (doors.key_indices,), {"indices": "keys (..., S)"}, ("indices",)
-    ),
+# By formula, of `naive`: the text, and the orders of steps that it has.
+TEXTS: Mapping[Any, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    naive.randomized_attention: (write_randomized, _STEP_ORDERS),
+    naive.mean_of_ratios_attention: (write_randomized, _STEP_ORDERS),
+    naive.linear_randomized_attention: (write_proposals, _ALL_STEP_ORDERS),
+    naive.local_random_feature_attention: (write_near_and_features, _ALL_STEP_ORDERS),
+    naive.importance_sampled_attention: (write_importance, _ALL_STEP_ORDERS),
+    naive.eva_attention: (write_chunks, _STEP_ORDERS),
+    naive.second_order_attention: (write_moments, _STEP_ORDERS),
+    naive.coreset_attention: (write_coreset, _STEP_ORDERS),
 }
