@@ -101,6 +101,7 @@ def test_keys_are_gathered_by_torch(torch, name, dtype):
     assert report.verdict == "PASS", str(report)
 
 
+@pytest.mark.long("float32")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
     "constant", ["", "kernel of the keys that are chosen", "normaliser", "mean"]
