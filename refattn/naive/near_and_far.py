@@ -84,7 +84,7 @@ def eva_attention(
            [2.]])
     """
     q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
-    member, seen = _chunks(q, k, window, mask, causal)
+    member, seen = chunks_seen(q, k, window, mask, causal)
     mean = chunk_means(k, member)
     omega = _query_means(q, k, window) + mean if omega is None else omega
     weights = softmax(hide(products(omega, k) - half_square_norm(k), member))
@@ -139,7 +139,7 @@ def second_order_attention(
            [2.]])
     """
     q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
-    member, seen = _chunks(q, k, window, mask, causal)
+    member, seen = chunks_seen(q, k, window, mask, causal)
     d, mean, v_mean = q.shape[-1], chunk_means(k, member), chunk_means(v, member)
     one = xp.matrix_transpose(xp.astype(member, q.dtype))  # (..., m, C)
     apart, v_apart = (
@@ -213,7 +213,7 @@ def local_random_feature_attention(
     return average(xp.where(near, products(q, k), log_estimate), v, seen)
 
 
-def _chunks(
+def chunks_seen(
     q: Array, k: Array, window: int, mask: Array | None, causal: bool
 ) -> tuple[Array, tuple[Array, Array]]:
     """Return which keys are in each chunk, (..., C, m), and what each query sees.
