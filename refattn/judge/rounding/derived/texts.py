@@ -135,19 +135,20 @@ def write_importance(query: Query, q: Any, k: Any, v: Any, omega: Any, log_weigh
 def _mean_proposals(query: Query, q: Any, k: Any, centres: Any) -> tuple[Any, Any, Any]:
     """Return mean queries of chunks, means of proposals, and which of these the query has."""
     xp, count = q.__array_namespace__(), query.options["num_proposals"]
-    each, about = np.arange(count), (count, query.there[None], query.causal)
+    about = count, query.there[None], query.causal
     of_queries, of_keys = query.tell(chunks_of_proposals, q, k, *about)
-
-    def average(x: Any, of: Any) -> Any:
-        members = 1.0 * (of == each[:, None])
-        return members @ x / np.maximum(np.sum(members, -1, keepdims=True), 1)
-
-    q_mean = average(q, of_queries)
-    centres = q_mean + average(k, of_keys) if centres is None else centres
+    q_mean = _average_by(of_queries, count, q)
+    centres = q_mean + _average_by(of_keys, count, k) if centres is None else centres
     if not query.causal:
         return q_mean, centres, np.ones((1, count), bool)
     centres = xp.concat([0.0 * centres[..., :1, :], centres[..., :-1, :]], axis=-2)
-    return q_mean, centres, (each <= of_queries[query.at])[None]
+    return q_mean, centres, (np.arange(count) <= of_queries[query.at])[None]
+
+
+def _average_by(of: Any, count: int, x: Any) -> Any:
+    """Average rows of each of so many chunks, which these are of."""
+    members = 1.0 * (of == np.arange(count)[:, None])
+    return members @ x / np.maximum(np.sum(members, -1, keepdims=True), 1)
 
 
 class _Chunks:
@@ -189,9 +190,7 @@ def write_chunks(query: Query, q: Any, k: Any, v: Any, omega: Any = None) -> Any
     chunks, (n, m) = _Chunks(query, q, k, v), query.of
     if omega is None:
         own = (np.arange(n) + m - n) // query.options["window"]
-        members = own == np.arange(len(chunks.far))[:, None]
-        omega = (1.0 * members @ q) / np.maximum(np.sum(members, -1, keepdims=True), 1)
-        omega = omega + chunks.mean
+        omega = _average_by(own, len(chunks.far), q) + chunks.mean
     scores = (chunks.keys @ omega[..., None]).mT - _half_squares(chunks.keys)
     there = np.swapaxes(chunks.there, 1, 2)
     values = _average(scores, chunks.values, there)[0][..., 0, :]
