@@ -332,49 +332,32 @@ def read_as(name, q, k, *others, scale=None):
     return read, factor if a == 0 else 1.0, (factor**a, factor**b)
 
 
-KERNELS = {
-    "math": plain,
-    "recomputed": partial(plain, logs=True),
-    "flash": flash,
-    "serial": serial,
-    "upcast": partial(plain, weights=True),
-    "flash-fast": partial(flash, base2=True, fast=2.0**-14),
-    "eager": partial(plain, scores=True, weights=True),
-    "eager-narrow": partial(plain, scores=True, weights=True, softmax=True),
-    "tf32": partial(flash, weights="tfloat32", tile=32),
-    "fp8-weights": partial(flash, weights=E4M3),
-    "fp8": partial(flash, weights=E4M3),
-    "half-sums": half_sums,
-    "tf32-eager": partial(plain, weights=True, of="tfloat32"),
-    "tf32-scaled": partial(flash, weights="tfloat32", tile=32),
-    "tf32-scaled-eager": partial(plain, weights=True, of="tfloat32"),
-    "tf32-roots-eager": partial(plain, weights=True, of="tfloat32"),
-    "tf32-truncated": partial(flash, weights=CUT, tile=32),
-    "tf32-truncated-eager": partial(plain, weights=True, of=CUT),
-    "fp8-weights-eager": partial(plain, weights=True, of=E4M3),
-    "fp8-eager": partial(plain, weights=True, of=E4M3),
-    "half-sums-eager": partial(half_sums, normalised=True),
+NARROW, WIDE = ("bfloat16", "float16"), ("float32",)
+TF32 = {"weights": True, "of": "tfloat32"}
+TABLE = {  # of profiles: a kernel, and the types of its inputs
+    "math": (plain, (*NARROW, *WIDE)),
+    "recomputed": (partial(plain, logs=True), WIDE),
+    "serial": (serial, ("float32", "bfloat16")),
+    "flash": (flash, NARROW),
+    "upcast": (partial(plain, weights=True), NARROW),
+    "flash-fast": (partial(flash, base2=True, fast=2.0**-14), NARROW),
+    "eager": (partial(plain, scores=True, weights=True), NARROW),
+    "eager-narrow": (partial(plain, scores=True, weights=True, softmax=True), NARROW),
+    "tf32": (partial(flash, weights="tfloat32", tile=32), WIDE),
+    "fp8-weights": (partial(flash, weights=E4M3), NARROW),
+    "fp8": (partial(flash, weights=E4M3), NARROW[:1]),
+    "half-sums": (half_sums, NARROW[1:]),
+    "tf32-eager": (partial(plain, **TF32), WIDE),
+    "tf32-scaled": (partial(flash, weights="tfloat32", tile=32), WIDE),
+    "tf32-scaled-eager": (partial(plain, **TF32), WIDE),
+    "tf32-roots-eager": (partial(plain, **TF32), WIDE),
+    "tf32-truncated": (partial(flash, weights=CUT, tile=32), WIDE),
+    "tf32-truncated-eager": (partial(plain, weights=True, of=CUT), WIDE),
+    "fp8-weights-eager": (partial(plain, weights=True, of=E4M3), NARROW),
+    "fp8-eager": (partial(plain, weights=True, of=E4M3), NARROW[:1]),
+    "half-sums-eager": (partial(half_sums, normalised=True), NARROW[1:]),
 }
-
-
-DTYPES = {
-    "math": ("bfloat16", "float16", "float32"),
-    "recomputed": ("float32",),
-    "serial": ("float32", "bfloat16"),
-    "flash": ("bfloat16", "float16"),
-    "upcast": ("bfloat16", "float16"),
-    "flash-fast": ("bfloat16", "float16"),
-    "eager": ("bfloat16", "float16"),
-    "eager-narrow": ("bfloat16", "float16"),
-    "tf32": ("float32",),
-    "fp8-weights": ("bfloat16", "float16"),
-    "fp8": ("bfloat16",),
-    "half-sums": ("float16",),
-    **{x: ("float32",) for x in INPUTS if x.startswith("tf32-")},
-    "fp8-weights-eager": ("bfloat16", "float16"),
-    "fp8-eager": ("bfloat16",),
-    "half-sums-eager": ("float16",),
-}
+KERNELS, DTYPES = ({x: y[i] for x, y in TABLE.items()} for i in range(2))
 
 
 def of_heads(name, q, k, v, dtype, **options):
