@@ -13,6 +13,7 @@ from refattn.judge.rounding.derived import rows, texts
 from refattn.judge.rounding.derived.law import derive, write_rows
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.profiles import profile_of
+from tests.cases import CASES, prepared
 
 
 def softmax(q, k, v, *, i, seen, normalised):
@@ -109,47 +110,30 @@ def test_one_key_after_the_other_fits_linear_attention_in_float32(mean):
     assert 0.85 < np.sqrt(np.mean(np.square(z))) < 1.1
 
 
-def options_of_texts():
-    """Options of every formula that has a text, by its name."""
-    rng, shared = np.random.default_rng(1), {"omega": np.random.default_rng(2).normal(size=(6, 2))}
-    centres = shared | {"centres": rng.normal(size=(3, 2)), "beta": 0.7}
-    every = shared | {"num_proposals": 3}
-    return {
-        "randomized_attention": [{"omega": rng.normal(size=(3, 6, 2))}],
-        "mean_of_ratios_attention": [shared],
-        "linear_randomized_attention": [
-            *(every | {"weighting": x} for x in ("balance", "own")),
-            *(centres | {"weighting": x} for x in ("query", "query-over-queries")),
-        ],
-        "local_random_feature_attention": [shared | {"window": x} for x in ((2, 1), (None, 0))],
-        "importance_sampled_attention": [shared, shared | {"log_weight": rng.normal(size=6)}],
-        "eva_attention": [
-            {"window": 3, **x}
-            for x in ({}, {"log_size": False}, {"omega": rng.normal(size=(2, 2))})
-        ],
-        "second_order_attention": [{"window": 3}],
-        "coreset_attention": [{"indices": np.array([0, 3, 3, 5])}],
-    }
+OF_TEXTS = [
+    x
+    for x, case in CASES.items()
+    if "formula" not in case.lacks and getattr(naive, case.fn.__name__, None) in texts.TEXTS
+]
 
 
-@pytest.mark.parametrize("name", options_of_texts())
+@pytest.mark.parametrize("name", OF_TEXTS)
 def test_texts_say_what_formulas_say(name, monkeypatch):
     """In every order of their steps, causal or not, and with a key that is hidden."""
-    rng, formula = np.random.default_rng(0), getattr(naive, name)
-    q, k, v = (rng.standard_normal(x) for x in ((3, 2), (6, 2), (6, 2)))
-    roundings, (text, orders) = profile_of("flash").roundings("bfloat16"), texts.TEXTS[formula]
-    keys = {"mask": np.arange(6) != 2, "scale": 0.4}
-    for given, causal in itertools.product(options_of_texts()[name], (False, True)):
-        if causal and (name.startswith("coreset") or "centres" in given):
-            continue  # they have no such form
-        more = keys | ({"causal": True} if causal else {})
-        want = formula(q, k, v, **given, **more)
+    roundings = profile_of("flash").roundings("bfloat16")
+    for mask, causal in itertools.product(("none", "keys"), (False, True)):
+        case, p, options = prepared(name, "none", 3, 6, mask, causal)
+        formula = getattr(naive, case.fn.__name__)
+        options = {x: y for x, y in options.items() if x != "sampled"}
+        want = formula(*p.arrays, **options, **p.options)
+        text, orders = texts.TEXTS[formula]
         for order in orders:
-            monkeypatch.setitem(texts.TEXTS, formula, (text, (order,)))
-            posed = rows.pose_text(formula, q, k, v, given, name=name, **more)
-            found = posed.analyse((), roundings, slice(0, 3))
+            with monkeypatch.context() as patch:
+                patch.setitem(texts.TEXTS, formula, (text, (order,)))
+                posed = rows.pose_text(formula, *p.arrays, options, name=name, **p.options)
+                found = posed.analyse((), roundings, slice(0, 3))
             np.testing.assert_allclose(found.out, want, rtol=0, atol=1e-13)
 
 
 def test_every_formula_with_a_text_is_tried():
-    assert {x.__name__ for x in texts.TEXTS} == {*options_of_texts()}
+    assert {*texts.TEXTS} == {getattr(naive, CASES[x].fn.__name__) for x in OF_TEXTS}
