@@ -447,36 +447,28 @@ class Back(NamedTuple):
     scaled: bool = False  # derivatives to scores times the scale
 
 
+FUSED, TF = Back(weights=True, d_scores=True, delta="out"), ("tfloat32", "tfloat32")
 BACKWARD = {
-    "math": Back(),
+    **dict.fromkeys(("math", "math-maximum", "serial"), Back()),  # the second by `differentiated`
     "recomputed": Back(delta="out"),
-    "flash": Back(weights=True, d_scores=True, delta="out"),
-    "flash-fast": Back(weights=True, d_scores=True, delta="out"),
-    "flash-32": Back(weights=True, d_scores=True, delta="out", parts=(32, 512)),
-    "flash-64": Back(weights=True, d_scores=True, delta="out", parts=(64, 512)),
-    "flash-256": Back(weights=True, d_scores=True, delta="out", parts=(256, 512)),
-    "flash-scaled": Back(weights=True, d_scores=True, delta="out", scaled=True),
-    "flash-again": Back(weights=True, d_scores=True, delta="out", scaled=True, again=True),
-    "flash-unrounded": Back(weights=True, d_scores=True, delta="unrounded"),
-    "math-maximum": Back(),  # `differentiated`
+    **dict.fromkeys(("flash", "flash-fast"), FUSED),
+    **{f"flash-{x}": FUSED._replace(parts=(x, 512)) for x in (32, 64, 256)},
+    "flash-scaled": FUSED._replace(scaled=True),
+    "flash-again": FUSED._replace(scaled=True, again=True),
+    "flash-unrounded": FUSED._replace(delta="unrounded"),
     "flash-maximum": Back(weights=True, d_weights=True, delta="unrounded"),
     "upcast": Back(weights=True, d_weights=True),
     "eager": Back(weights=True, d_weights=True, d_scores=True, kept=True),
     "eager-narrow": Back(weights=True, d_weights=True, d_scores=True, kept=True, narrow=True),
-    "serial": Back(),
-    "tf32": Back(True, False, True, delta="out", types=("tfloat32", "tfloat32")),
-    "tf32-eager": Back(True, False, True, types=("tfloat32", "tfloat32")),
-    "tf32-scaled": Back(True, False, True, delta="out", types=("tfloat32", "tfloat32")),
-    "tf32-scaled-eager": Back(True, False, True, types=("tfloat32", "tfloat32")),
-    "tf32-roots-eager": Back(True, False, True, types=("tfloat32", "tfloat32")),
-    "tf32-truncated": Back(True, False, True, delta="out", types=(CUT, CUT)),
+    **dict.fromkeys(("tf32", "tf32-scaled"), FUSED._replace(types=TF)),
+    **{f"tf32{x}-eager": Back(True, False, True, types=TF) for x in ("", "-scaled", "-roots")},
+    "tf32-truncated": FUSED._replace(types=(CUT, CUT)),
     "tf32-truncated-eager": Back(True, False, True, types=(CUT, CUT)),
-    "fp8-weights": Back(True, False, True, delta="out", types=(E4M3, None)),
+    "fp8-weights": FUSED._replace(types=(E4M3, None)),
     "fp8-weights-eager": Back(True, False, True, types=(E4M3, None)),
-    "fp8": Back(True, False, True, delta="out", types=(E4M3, "float8_e5m2")),
+    "fp8": FUSED._replace(types=(E4M3, "float8_e5m2")),
     "fp8-eager": Back(True, False, True, types=(E4M3, "float8_e5m2")),
-    "half-sums": Back(True, True, True, kept=True, half=True),
-    "half-sums-eager": Back(True, True, True, kept=True, half=True),
+    **dict.fromkeys(("half-sums", "half-sums-eager"), Back(True, True, True, kept=True, half=True)),
 }
 
 
