@@ -23,7 +23,7 @@ def formula(
     """Decorate an equation to be given checked arguments, in which all heads broadcast.
 
     A rule takes the arguments by name, checks some of them, and returns what the equation is given
-    in their place. The first one is that of attention if it is None.
+    in their place. The first one is that of attention if it is None. `rules` are an attribute.
     """
 
     def decorate(equation: _Equation) -> _Equation:
@@ -47,6 +47,7 @@ def formula(
             grouped = values["q"].ndim > axes
             return Recurrent(ungroup(out[0]), out[1][..., 0, :, :] if grouped else out[1])
 
+        door.rules = rules  # type: ignore[attr-defined]
         return cast(_Equation, door)
 
     return decorate
@@ -163,6 +164,11 @@ def chunks(
     if omega is not None:
         omega = frequencies.of_chunks(omega, count, q, grouped_lead(q, k, v))
     return {"window": window, "mask": mask, "omega": omega}
+
+
+def near_keys(window: Any, **_: Any) -> dict[str, Any]:
+    """How far a query sees keys exactly, to the left and to the right."""
+    return {"window": qkv.window(window)}
 
 
 def key_indices(

@@ -143,7 +143,7 @@ def means_of_proposals(
 
     Where attention is causal a query has N(0, I) and the proposals of the chunks before its own.
     """
-    q_chunk, k_chunk = _chunks(q, k, count, mask, causal)
+    q_chunk, k_chunk = chunks_of_proposals(q, k, count, mask, causal)
     q_mean = chunk_means(q, _members(q_chunk, count, q))
     if centres is None:
         centres = q_mean + chunk_means(k, _members(k_chunk, count, k))
@@ -153,7 +153,7 @@ def means_of_proposals(
     return q_mean, centres, q_chunk[:, None] >= integers(0, count, q)
 
 
-def _chunks(q: Array, k: Array, count: int, mask: Array | None, causal: bool) -> Any:
+def chunks_of_proposals(q: Array, k: Array, count: int, mask: Array | None, causal: bool) -> Any:
     """Chunk of each query, (n,), and of each key, (..., m), negative if it is in none.
 
     Chunks of keys have equal numbers of those that some query sees. Where attention is causal a

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..arrays.library import Array, constant
 from ..typing import ArrayT
-from .doors import chunks, formula, positive_scale, shared_frequencies
+from .doors import chunks, formula, near_keys, positive_scale, shared_frequencies
 from .terms import (
     average,
     beside,
@@ -84,7 +84,7 @@ def eva_attention(
            [2.]])
     """
     q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
-    member, seen = _chunks(q, k, window, mask, causal)
+    member, seen = chunks_seen(q, k, window, mask, causal)
     mean = chunk_means(k, member)
     omega = _query_means(q, k, window) + mean if omega is None else omega
     weights = softmax(hide(products(omega, k) - half_square_norm(k), member))
@@ -139,7 +139,7 @@ def second_order_attention(
            [2.]])
     """
     q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
-    member, seen = _chunks(q, k, window, mask, causal)
+    member, seen = chunks_seen(q, k, window, mask, causal)
     d, mean, v_mean = q.shape[-1], chunk_means(k, member), chunk_means(v, member)
     one = xp.matrix_transpose(xp.astype(member, q.dtype))  # (..., m, C)
     apart, v_apart = (
@@ -159,7 +159,7 @@ def second_order_attention(
     return _near_and_far(q, k, v, seen, scores, v_mean, turned)
 
 
-@formula(shared_frequencies, positive_scale)
+@formula(shared_frequencies, near_keys, positive_scale)
 def local_random_feature_attention(
     q: ArrayT,
     k: ArrayT,
@@ -213,7 +213,7 @@ def local_random_feature_attention(
     return average(xp.where(near, products(q, k), log_estimate), v, seen)
 
 
-def _chunks(
+def chunks_seen(
     q: Array, k: Array, window: int, mask: Array | None, causal: bool
 ) -> tuple[Array, tuple[Array, Array]]:
     """Return which keys are in each chunk, (..., C, m), and what each query sees.

@@ -245,7 +245,7 @@ for _record in (
             partial(few_keys.coreset_attention, pivots=pivots),
             naive.coreset_attention,
             size="num_keys",
-            options=("scale", "gqa", "indices"),
+            options=("scale", "gqa", "vjp", "indices"),
             traits=("normalised", "queries-apart", "random", "linear-solve"),
             vectors=f"{_VECTORS}.recipes:own" if pivots == "gaussian" else None,
             source=("arXiv:2602.10056",),

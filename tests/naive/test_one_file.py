@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -12,53 +13,31 @@ import pytest
 import refattn
 from refattn import naive
 from refattn.naive import one_file
+from tests.formulas import CALLS, MASK, OMEGA, K, Q, V
 
-Q, K, V = np.random.default_rng(0).standard_normal((3, 2, 6, 4))
-OMEGA = np.random.default_rng(1).standard_normal((6, 4))
-MASK = np.arange(6) != 2
-X = {"q": Q, "k": K[:1], "v": V[:1], "omega": OMEGA, "mask": MASK, "bias": Q @ Q.mT}
-X |= {"beta": Q[..., 0] ** 2 / 4, "g": -(K**2), "a": K / 4, "b": -K, "first": Q[:, :4]}
-
-# Calls of formulas, as text, so that both modules run the same; of q, k and v alone by default.
-CALLS = dict.fromkeys(naive.__all__, "(q, k, v)") | {
-    "chunked_linear_randomized_attention": "(q, k, v, omega=omega, num_proposals=3, chunk=4)",
-    "chunked_random_feature_attention": "(q, k, v, omega=omega, mask=mask, chunk=4)",
-    "delta_rule": "(q, k, v, beta=beta, initial_state=first).out",
-    "gated_delta_rule": "(q, k, v, beta=beta, log_decay=g[..., 0]).state",
-    "gated_linear_attention": "(q, k, v, log_decay=g).out",
-    "kimi_delta_attention": "(q, k, v, beta=beta, log_decay=g).out",
-    "recurrent_attention": '(q, k, v, log_decay=g, removal=(a, b), write=beta, read="before").out',
-    "retention": "(q, k, v, decay=0.5).out",
-    "rwkv7": "(q, k, v, log_decay=g, removal=(a, b)).state",
-    "state_space_duality": "(q, k, v, log_decay=g[..., 0], write=beta).out",
-    "coreset_attention": "(q, k, v, indices=[0, 3, 5], mask=mask)",
-    "elu_plus_one": "(q)",
-    "eva_attention": "(q, k, v, window=2, causal=True)",
-    "importance_sampled_attention": "(q, k, v, omega=omega, mask=mask)",
-    "kernel_estimate": '(q, k, omega, features="trigonometric")',
-    "linear_attention": "(q, k, v, mask=mask)",
-    "linear_randomized_attention": '(q, k, v, omega=omega, num_proposals=3, weighting="query")',
-    "local_random_feature_attention": "(q, k, v, window=(1, 0), omega=omega)",
-    "mean_and_covariance": "(q)[1]",
-    "mean_of_ratios_attention": "(q, k, v, omega=omega, causal=True)",
-    "random_feature_attention": '(q, k, v, omega=omega, features="hyperbolic", scale=0.3)',
-    "randomized_attention": "(q, k, v, omega=q[..., None, :] + omega)",
-    "sampled_key_attention": "(q, k, v, indices=[0, 3, 3], log_probability=omega[0, :3])",
-    "second_order_attention": "(q, k, v, window=2)",
-    "softmax_attention": "(q, k, v, bias=bias, softcap=2.0, window=(2, None), sinks=q[0, 0, :1])",
-    "visible": "(q, k, mask=mask, causal=True)",
+HEADS = np.stack([Q, K]), K[None], V[None]
+EVERY = {name: ((Q, K, V), calls[-1]) for name, calls in CALLS.items()} | {
+    "softmax_attention": (HEADS, CALLS["softmax_attention"][-1]),
+    "elu_plus_one": ((Q,), {}),
+    "kernel_estimate": ((Q, K, OMEGA), {"features": "trigonometric"}),
+    "mean_and_covariance": ((Q,), {}),
+    "visible": ((Q, K), {"mask": MASK, "causal": True}),
 }
 RUN = """
 import sys
 sys.modules["refattn"] = sys.modules["array_api_compat"] = None  # neither can be imported
 sys.path.insert(0, sys.argv[1])
+import pickle
 import numpy as np
 import naive
-x = np.load(sys.argv[1] + "/x.npz")
-out = {name: eval(f"naive.{name}{call}", {"naive": naive}, dict(x)) for name, call in %s.items()}
+with open(sys.argv[1] + "/calls", "rb") as file:
+    calls = pickle.load(file)
+out = {name: getattr(naive, name)(*args, **options) for name, (args, options) in calls.items()}
+out = {name: x if isinstance(x, tuple) else (x,) for name, x in out.items()}
+out = {f"{name} {i}": y for name, x in out.items() for i, y in enumerate(x)}
 np.savez(sys.argv[1] + "/out.npz", **out)
 try:
-    naive.softmax_attention(x["q"], x["k"], x["v"][:, :3])
+    naive.softmax_attention(np.ones((4, 3)), np.ones((4, 3)), np.ones((3, 3)))
 except ValueError as error:
     print(error)
 import doctest
@@ -66,11 +45,18 @@ print(doctest.testmod(naive))
 """
 
 
-def alone(tmp_path, text, calls):
+def results(fn, name):
+    """What a formula gives, one or several arrays."""
+    args, options = EVERY[name]
+    found = fn(*args, **options)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def alone(tmp_path, text):
     """What the file gives in a process that has none of the package."""
     (tmp_path / "naive.py").write_text(text, encoding="ascii")
-    np.savez(tmp_path / "x.npz", **X)
-    command = [sys.executable, "-I", "-W", "error", "-c", RUN % calls, str(tmp_path)]
+    (tmp_path / "calls").write_bytes(pickle.dumps(EVERY))
+    command = [sys.executable, "-I", "-W", "error", "-c", RUN, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return np.load(tmp_path / "out.npz"), done.stdout
@@ -83,14 +69,14 @@ def printed(*names):
 
 
 def test_the_file_alone_gives_the_same_numbers(tmp_path):
-    assert list(CALLS) == naive.__all__
+    assert {*EVERY} == {*naive.__all__}
     done = printed()
     assert (done.returncode, done.stderr) == (0, "")
-    found, said = alone(tmp_path, done.stdout, CALLS)
-    for name, call in CALLS.items():
-        want = eval(f"naive.{name}{call}", {"naive": naive}, dict(X))
-        np.testing.assert_array_equal(found[name], want, err_msg=name)
-        assert found[name].dtype == want.dtype
+    found, said = alone(tmp_path, done.stdout)
+    for name in EVERY:
+        for i, want in enumerate(results(getattr(naive, name), name)):
+            np.testing.assert_array_equal(found[f"{name} {i}"], want, err_msg=name)
+            assert found[f"{name} {i}"].dtype == want.dtype
     assert said.startswith("`k` and `v` must have next-to-last axes of one length")
     assert "TestResults(failed=0, attempted=" in said
     assert "attempted=0" not in said
@@ -108,10 +94,10 @@ def test_a_single_formula_takes_what_it_needs_only(name, everything):
     assert f'__all__ = ["{name}"]' in text
     others = {*naive.__all__} - {name, "visible", "elu_plus_one"}
     assert not others & {x.name for x in ast.parse(text).body if isinstance(x, ast.FunctionDef)}
-    want = eval(f"naive.{name}{CALLS[name]}", {"naive": naive}, dict(X))
     scope = {"__name__": "vendored"}
     exec(compile(text, "vendored.py", "exec"), scope)
-    np.testing.assert_array_equal(eval(f"{name}{CALLS[name]}", scope, dict(X)), want)
+    for x, y in zip(*(results(f, name) for f in (scope[name], getattr(naive, name))), strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 def test_the_header_names_version_and_licence_and_has_the_checksum():

@@ -294,19 +294,7 @@ def serial(case, dtype):
     return FORMATS[dtype].round(found), None
 
 
-def online(case, dtype, out=None):
-    """One key after the other in float32, with a running maximum."""
-    s, v = scores32(case), case.with_zero(case.v).astype(f32)
-    top, total = np.full((len(s), 1), -np.inf, f32), np.zeros((len(s), 1), f32)
-    found = np.zeros((len(s), v.shape[1]), f32)
-    for of_key, value in zip(s.T[:, :, None], v, strict=True):
-        top, before = np.maximum(top, of_key), top
-        safe = np.where(np.isfinite(top), top, f32(0))
-        w, shrink = np.exp(of_key - safe), np.exp(before - safe)
-        total, found = total * shrink + w, found * shrink + w * value
-    with np.errstate(divide="ignore"):
-        lse = (np.where(np.isfinite(top), top, f32(0)) + np.log(total))[:, 0]
-    return FORMATS[out or dtype].round(found / np.where(total > 0, total, f32(1))), lse
+online = partial(flash, tile=1, weights="float32")  # one key after the other
 
 
 def half_sums(case, dtype="float16", normalised=False):
@@ -344,49 +332,32 @@ def read_as(name, q, k, *others, scale=None):
     return read, factor if a == 0 else 1.0, (factor**a, factor**b)
 
 
-KERNELS = {
-    "math": plain,
-    "recomputed": partial(plain, logs=True),
-    "flash": flash,
-    "serial": serial,
-    "upcast": partial(plain, weights=True),
-    "flash-fast": partial(flash, base2=True, fast=2.0**-14),
-    "eager": partial(plain, scores=True, weights=True),
-    "eager-narrow": partial(plain, scores=True, weights=True, softmax=True),
-    "tf32": partial(flash, weights="tfloat32", tile=32),
-    "fp8-weights": partial(flash, weights=E4M3),
-    "fp8": partial(flash, weights=E4M3),
-    "half-sums": half_sums,
-    "tf32-eager": partial(plain, weights=True, of="tfloat32"),
-    "tf32-scaled": partial(flash, weights="tfloat32", tile=32),
-    "tf32-scaled-eager": partial(plain, weights=True, of="tfloat32"),
-    "tf32-roots-eager": partial(plain, weights=True, of="tfloat32"),
-    "tf32-truncated": partial(flash, weights=CUT, tile=32),
-    "tf32-truncated-eager": partial(plain, weights=True, of=CUT),
-    "fp8-weights-eager": partial(plain, weights=True, of=E4M3),
-    "fp8-eager": partial(plain, weights=True, of=E4M3),
-    "half-sums-eager": partial(half_sums, normalised=True),
+NARROW, WIDE = ("bfloat16", "float16"), ("float32",)
+TF32 = {"weights": True, "of": "tfloat32"}
+TABLE = {  # of profiles: a kernel, and the types of its inputs
+    "math": (plain, (*NARROW, *WIDE)),
+    "recomputed": (partial(plain, logs=True), WIDE),
+    "serial": (serial, ("float32", "bfloat16")),
+    "flash": (flash, NARROW),
+    "upcast": (partial(plain, weights=True), NARROW),
+    "flash-fast": (partial(flash, base2=True, fast=2.0**-14), NARROW),
+    "eager": (partial(plain, scores=True, weights=True), NARROW),
+    "eager-narrow": (partial(plain, scores=True, weights=True, softmax=True), NARROW),
+    "tf32": (partial(flash, weights="tfloat32", tile=32), WIDE),
+    "fp8-weights": (partial(flash, weights=E4M3), NARROW),
+    "fp8": (partial(flash, weights=E4M3), NARROW[:1]),
+    "half-sums": (half_sums, NARROW[1:]),
+    "tf32-eager": (partial(plain, **TF32), WIDE),
+    "tf32-scaled": (partial(flash, weights="tfloat32", tile=32), WIDE),
+    "tf32-scaled-eager": (partial(plain, **TF32), WIDE),
+    "tf32-roots-eager": (partial(plain, **TF32), WIDE),
+    "tf32-truncated": (partial(flash, weights=CUT, tile=32), WIDE),
+    "tf32-truncated-eager": (partial(plain, weights=True, of=CUT), WIDE),
+    "fp8-weights-eager": (partial(plain, weights=True, of=E4M3), NARROW),
+    "fp8-eager": (partial(plain, weights=True, of=E4M3), NARROW[:1]),
+    "half-sums-eager": (partial(half_sums, normalised=True), NARROW[1:]),
 }
-
-
-DTYPES = {
-    "math": ("bfloat16", "float16", "float32"),
-    "recomputed": ("float32",),
-    "serial": ("float32", "bfloat16"),
-    "flash": ("bfloat16", "float16"),
-    "upcast": ("bfloat16", "float16"),
-    "flash-fast": ("bfloat16", "float16"),
-    "eager": ("bfloat16", "float16"),
-    "eager-narrow": ("bfloat16", "float16"),
-    "tf32": ("float32",),
-    "fp8-weights": ("bfloat16", "float16"),
-    "fp8": ("bfloat16",),
-    "half-sums": ("float16",),
-    **{x: ("float32",) for x in INPUTS if x.startswith("tf32-")},
-    "fp8-weights-eager": ("bfloat16", "float16"),
-    "fp8-eager": ("bfloat16",),
-    "half-sums-eager": ("float16",),
-}
+KERNELS, DTYPES = ({x: y[i] for x, y in TABLE.items()} for i in range(2))
 
 
 def of_heads(name, q, k, v, dtype, **options):
@@ -476,36 +447,28 @@ class Back(NamedTuple):
     scaled: bool = False  # derivatives to scores times the scale
 
 
+FUSED, TF = Back(weights=True, d_scores=True, delta="out"), ("tfloat32", "tfloat32")
 BACKWARD = {
-    "math": Back(),
+    **dict.fromkeys(("math", "math-maximum", "serial"), Back()),  # the second by `differentiated`
     "recomputed": Back(delta="out"),
-    "flash": Back(weights=True, d_scores=True, delta="out"),
-    "flash-fast": Back(weights=True, d_scores=True, delta="out"),
-    "flash-32": Back(weights=True, d_scores=True, delta="out", parts=(32, 512)),
-    "flash-64": Back(weights=True, d_scores=True, delta="out", parts=(64, 512)),
-    "flash-256": Back(weights=True, d_scores=True, delta="out", parts=(256, 512)),
-    "flash-scaled": Back(weights=True, d_scores=True, delta="out", scaled=True),
-    "flash-again": Back(weights=True, d_scores=True, delta="out", scaled=True, again=True),
-    "flash-unrounded": Back(weights=True, d_scores=True, delta="unrounded"),
-    "math-maximum": Back(),  # `differentiated`
+    **dict.fromkeys(("flash", "flash-fast"), FUSED),
+    **{f"flash-{x}": FUSED._replace(parts=(x, 512)) for x in (32, 64, 256)},
+    "flash-scaled": FUSED._replace(scaled=True),
+    "flash-again": FUSED._replace(scaled=True, again=True),
+    "flash-unrounded": FUSED._replace(delta="unrounded"),
     "flash-maximum": Back(weights=True, d_weights=True, delta="unrounded"),
     "upcast": Back(weights=True, d_weights=True),
     "eager": Back(weights=True, d_weights=True, d_scores=True, kept=True),
     "eager-narrow": Back(weights=True, d_weights=True, d_scores=True, kept=True, narrow=True),
-    "serial": Back(),
-    "tf32": Back(True, False, True, delta="out", types=("tfloat32", "tfloat32")),
-    "tf32-eager": Back(True, False, True, types=("tfloat32", "tfloat32")),
-    "tf32-scaled": Back(True, False, True, delta="out", types=("tfloat32", "tfloat32")),
-    "tf32-scaled-eager": Back(True, False, True, types=("tfloat32", "tfloat32")),
-    "tf32-roots-eager": Back(True, False, True, types=("tfloat32", "tfloat32")),
-    "tf32-truncated": Back(True, False, True, delta="out", types=(CUT, CUT)),
+    **dict.fromkeys(("tf32", "tf32-scaled"), FUSED._replace(types=TF)),
+    **{f"tf32{x}-eager": Back(True, False, True, types=TF) for x in ("", "-scaled", "-roots")},
+    "tf32-truncated": FUSED._replace(types=(CUT, CUT)),
     "tf32-truncated-eager": Back(True, False, True, types=(CUT, CUT)),
-    "fp8-weights": Back(True, False, True, delta="out", types=(E4M3, None)),
+    "fp8-weights": FUSED._replace(types=(E4M3, None)),
     "fp8-weights-eager": Back(True, False, True, types=(E4M3, None)),
-    "fp8": Back(True, False, True, delta="out", types=(E4M3, "float8_e5m2")),
+    "fp8": FUSED._replace(types=(E4M3, "float8_e5m2")),
     "fp8-eager": Back(True, False, True, types=(E4M3, "float8_e5m2")),
-    "half-sums": Back(True, True, True, kept=True, half=True),
-    "half-sums-eager": Back(True, True, True, kept=True, half=True),
+    **dict.fromkeys(("half-sums", "half-sums-eager"), Back(True, True, True, kept=True, half=True)),
 }
 
 
@@ -525,6 +488,7 @@ class Wrong(NamedTuple):
     no_sink: bool = False  # in the sum of the weights that are computed again
     flat: bool = False  # no slope of the cap
     late: bool = False  # the slope of the cap at the capped score
+    slope: str = "ratio"  # what it is computed of, not wrong: the tanh, the capped score, or cosh
 
 
 RIGHT = Wrong()
@@ -594,7 +558,12 @@ def backward(name, case, d_out, dtype, wrong=RIGHT, of_products=None, of_keys=Tr
     if case.softcap is not None:
         cap = f32(case.softcap)
         at = np.tanh(ratio) if wrong.late else f32(not wrong.flat) * ratio
-        slope = np.concatenate([1 - at * at, 0 * ds[:, len(case.k) :]], -1)
+        slope = 1 - at * at
+        if wrong.slope == "capped":
+            slope = 1 - (cap * ratio / cap) ** 2
+        elif wrong.slope == "cosh":
+            slope = 1 / np.cosh(q @ case.k.T.astype(f32) * f32(case.factor) / cap) ** 2
+        slope = np.concatenate([slope, 0 * ds[:, len(case.k) :]], -1)
         ds = narrow(narrow(narrow(ds * cap, back.kept) * slope, back.kept) / cap, back.kept)
     factor = f32(case.factor)
     if back.scaled:

@@ -41,7 +41,6 @@ from tests.judge.rounding.rounded import (
     gradient,
     interval,
     made,
-    scores_and_ratio,
 )  # fmt: skip
 
 NAMES = ("dq", "dk", "dv")
@@ -360,29 +359,14 @@ def test_torch_with_repeated_keys(how, dtype):
     assert verdict.verdict == "PASS", str(verdict)
 
 
-def by_slopes(by, given, cap):
-    """dq and dk in float32, with the slope of the cap computed in one of three ways."""
-    found = {"dq": [], "dk": []}
-    for q, k, v, g in zip(*(x.astype(np.float32) for x in given), strict=True):
-        s, t = scores_and_ratio(Case(q, k, v, softcap=float(cap)))
-        factor = np.float32(q.shape[-1] ** -0.5)
-        x = q @ k.T * factor / cap
-        slope = {"ratio": 1 - t * t, "capped": 1 - (s / cap) ** 2, "cosh": 1 / np.cosh(x) ** 2}[by]
-        p = np.exp(s - s.max(-1, keepdims=True))
-        p, t = p / p.sum(-1, keepdims=True), g @ v.T
-        ds = p * (t - np.sum(p * t, -1, keepdims=True)) * slope * factor
-        found["dq"].append(ds @ k)
-        found["dk"].append(ds.T @ q)
-    return {x: np.stack(y) for x, y in found.items()}
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("by", ["ratio", "capped", "cosh"])
 def test_slopes_as_kernels_compute_them(by, dtype):
     """1 - t^2 of the tanh, or of the capped score over the cap, in float32; and 1 / cosh^2."""
-    given, cap = arrays(np.random.default_rng(16), dtype, 2, 150, 150, 16), np.float32(2.7)
-    results = {x: FORMATS[dtype].round(y) for x, y in by_slopes(by, given, cap).items()}
-    verdict = judged(*given, results, dtype, profile="math", softcap=float(cap))
+    given, cap = arrays(np.random.default_rng(16), dtype, 2, 150, 150, 16), float(np.float32(2.7))
+    found = made("math", *given, dtype, Wrong(slope=by), softcap=cap)
+    results = {x: found[x] for x in ("dq", "dk")}
+    verdict = judged(*given, results, dtype, profile="math", softcap=cap)
     assert verdict.verdict == "PASS", str(verdict)
 
 
@@ -390,12 +374,12 @@ def test_slopes_as_kernels_compute_them(by, dtype):
 @pytest.mark.parametrize("by", ["ratio", "capped", "cosh"])
 def test_slopes_where_all_cancels(by, of):
     """Two scores at 4 to 6 caps, in float32: slopes of 1e-3 to 1e-5 with errors of 1e-7."""
-    rng, to, cap = np.random.default_rng(17), FORMATS["float32"].round, np.float32(1.3)
+    rng, to, cap = np.random.default_rng(17), FORMATS["float32"].round, float(np.float32(1.3))
     q = to(1.6 + 0.15 * rng.standard_normal((2, 500, 16)))
     k = to(np.array([[1], [-1]]) + 0.1 * rng.standard_normal((2, 2, 16)))
     given = (q, k, numbers(rng, "float32", 2, 2, 8), numbers(rng, "float32", 2, 500, 8))
-    result = {of: by_slopes(by, given, cap)[of]}
-    verdict = judged(*given, result, "float32", profile="math", softcap=float(cap)).parts[of]
+    result = {of: made("math", *given, "float32", Wrong(slope=by), softcap=cap)[of]}
+    verdict = judged(*given, result, "float32", profile="math", softcap=cap).parts[of]
     bound = next(x for x in verdict.tests if x.name == "bound")
     assert verdict.verdict != "FAIL", str(verdict)
     assert bound.statistic <= 1

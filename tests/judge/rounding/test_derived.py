@@ -1,15 +1,19 @@
 """Laws derived from texts: they agree with the laws that have formulas, and hold for kernels."""
 
+import itertools
 from functools import partial
 
 import numpy as np
 import pytest
 
+from refattn import naive
 from refattn.features import elu_features
 from refattn.judge import rounding
+from refattn.judge.rounding.derived import rows, texts
 from refattn.judge.rounding.derived.law import derive, write_rows
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.profiles import profile_of
+from tests.cases import CASES, prepared
 
 
 def softmax(q, k, v, *, i, seen, normalised):
@@ -55,9 +59,9 @@ def compare(text, dtype, profile, causal=False, size=1.0, mean=0.0):
         seen = np.arange(m) <= i + m - n if causal else np.ones(m, bool)
         write = partial(text, i=i, seen=seen, normalised=rounded.normalised)
         laws.append(derive(write, arrays, rounded, tied=False))
-    rows, _ = write_rows(laws, rounded)
-    np.testing.assert_allclose(rows.out, known.out, atol=1e-12)
-    return np.median(rows.std / known.std)
+    found, _ = write_rows(laws, rounded)
+    np.testing.assert_allclose(found.out, known.out, atol=1e-12)
+    return np.median(found.std / known.std)
 
 
 @pytest.mark.parametrize("more", [{}, {"causal": True, "size": 2.0, "mean": 2.0}])
@@ -104,3 +108,33 @@ def test_one_key_after_the_other_fits_linear_attention_in_float32(mean):
         )
         z.append((sums[0] / sums[1] - found.out) / found.std)
     assert 0.85 < np.sqrt(np.mean(np.square(z))) < 1.1
+
+
+OF_TEXTS = [
+    x
+    for x, case in CASES.items()
+    if "formula" not in case.lacks and getattr(naive, case.fn.__name__, None) in texts.TEXTS
+]
+
+
+@pytest.mark.long("lara own", "lara own, centres", "lara query, centres", "eva published")
+@pytest.mark.parametrize("name", OF_TEXTS)
+def test_texts_say_what_formulas_say(name, monkeypatch):
+    """In every order of their steps, causal or not, and with a key that is hidden."""
+    roundings = profile_of("flash").roundings("bfloat16")
+    for mask, causal in itertools.product(("none", "keys"), (False, True)):
+        case, p, options = prepared(name, "none", 3, 6, mask, causal)
+        formula = getattr(naive, case.fn.__name__)
+        options = {x: y for x, y in options.items() if x != "sampled"}
+        want = formula(*p.arrays, **options, **p.options)
+        text, orders = texts.TEXTS[formula]
+        for order in orders:
+            with monkeypatch.context() as patch:
+                patch.setitem(texts.TEXTS, formula, (text, (order,)))
+                posed = rows.pose_text(formula, *p.arrays, options, name=name, **p.options)
+                found = posed.analyse((), roundings, slice(0, 3))
+            np.testing.assert_allclose(found.out, want, rtol=0, atol=1e-13)
+
+
+def test_every_formula_with_a_text_is_tried():
+    assert {*texts.TEXTS} == {getattr(naive, CASES[x].fn.__name__) for x in OF_TEXTS}

@@ -19,7 +19,6 @@ TYPES = {
     "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
 }
 SHORT = [name for name in TYPES if name != "float32"]
-HAS_INFINITY = [name for name in TYPES if name != "float8_e4m3fn"]
 
 
 def every(name):

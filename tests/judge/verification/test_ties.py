@@ -1,5 +1,7 @@
 """Verdicts on keys that are equal: padding tokens, tokens that come again, few distinct keys."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from refattn.judge.rounding.head import scan_tile
 from refattn.judge.rounding.problems import pose_arrays
 from refattn.judge.rounding.weight_errors import relative_variance
 from refattn.judge.verification import verify
-from tests.judge.rounding.rounded import of_heads
+from tests.judge.rounding.rounded import flash, of_heads
 from tests.judge.verification.test_verdict import BF16
 
 N, M, D = 64, 512, 32
@@ -40,36 +42,18 @@ def formula(q, k, v, seen=True):
     return p @ v / p.sum(-1, keepdims=True)
 
 
-def term_by_term(q, k, v, seen=True):
-    """Sums in the order of their terms, of the usual products."""
-    s = q @ k.swapaxes(-1, -2) * q.dtype.type(D**-0.5)
-    s = np.where(seen, s, -np.inf)
-    p = np.exp(s - s.max(-1, keepdims=True))
-    total, mass = np.zeros_like(p[..., :1] * v[..., :1, :]), np.zeros_like(p[..., :1])
-    for j in range(k.shape[-2]):
-        total += p[..., j : j + 1] * v[..., j : j + 1, :]
-        mass += p[..., j : j + 1]
-    return total / mass
+def of_name(name, dtype):
+    """A kernel with roundings: sums in the order of their terms, or weights over a maximum."""
+    return lambda q, k, v, seen=True: of_heads(
+        name, q, k, v, dtype, mask=np.broadcast_to(seen, (N, k.shape[1]))
+    )[0]
 
 
-def fused(q, k, v, seen=True):
-    """Rounded to bfloat16: weights over a running maximum, 64 keys at a time, and the output."""
-    seen = np.broadcast_to(seen, (N, k.shape[-2]))
-    total, mass, top = 0.0, 0.0, np.full((*q.shape[:-1], 1), -1e30, np.float32)
-    for j in range(0, k.shape[-2], 64):
-        s = q @ k[..., j : j + 64, :].swapaxes(-1, -2) * np.float32(D**-0.5)
-        s = np.where(seen[:, j : j + 64], s, -np.inf)
-        new = np.maximum(top, s.max(-1, keepdims=True))
-        p, factor, top = np.exp(s - new), np.exp(top - new), new
-        total = total * factor + BF16(p) @ v[..., j : j + 64, :]
-        mass = mass * factor + p.sum(-1, keepdims=True)
-    return BF16(total / mass)
-
-
+fused = of_name(partial(flash, tile=64), "bfloat16")
 KERNELS = {
     "formula": (formula, np.float32),
     "formula in float64": (formula, np.float64),
-    "term by term": (term_by_term, np.float32),
+    "term by term": (of_name("serial", "float32"), np.float32),
     "fused": (fused, np.float32),
 }
 KINDS = ["padding", "padding of one head", "zeros", "runs", "codebook"]

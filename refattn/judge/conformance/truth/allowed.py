@@ -20,7 +20,7 @@ from ..candidate.gates import with_pairs
 from ..candidate.limits import Arrays, Keywords, copies, in_place, repeated
 from ..candidate.tags import draws_something
 from . import recurrences
-from .solves import condition_of_solve
+from .solves import condition_of_solve, errors_of_pullback
 
 # In error <= C eps (1 + largest exponent). Evaluations that round every operation and add in turn
 # stay below a tenth of it on sums of a few terms, as a test shows; the rest is for long sums, which
@@ -229,6 +229,8 @@ def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays,
     want = of_function(adapter, evaluate, arrays, usual, dtype)
     if recurrent:
         times, allowed = 2.0, measured(adapter, arrays, usual, evaluate)
+    elif adapter.has("linear-solve"):
+        allowed = _solved_rounding(adapter, arrays, usual, size)
     else:
         allowed = pulled_rounding(adapter, arrays, usual, size)
     return want, tuple(times * x + adapter.least for x in allowed)
@@ -437,10 +439,29 @@ def _measure_condition(adapter: Adapter, arrays: Arrays, options: Keywords) -> f
 
 def _condition_of_weights(adapter: Adapter, arrays: Arrays, options: Keywords) -> float:
     """Return the condition of weights that are solved for, at indices that are given."""
+    return condition_of_solve(*_for_solve(adapter, arrays), options["indices"])
+
+
+def _solved_rounding(
+    adapter: Adapter, arrays: Arrays, options: Keywords, size: Floats
+) -> tuple[float, ...]:
+    """Bound the rounding of a coreset's result and of its cotangents, at indices that are given."""
+    q, k, v = _for_solve(adapter, arrays)
+    found, root = errors_of_pullback(q, k, v, options["indices"], size), adapter.root(q.shape[-1])
+    unit = CONTRACT[adapter["dtype"]] * adapter.eps
+    unit *= 1 + largest_exponent(adapter, arrays, options)
+    group = q.size // q.shape[-2] // max(1, np.size(arrays[1]) // k.shape[-2])
+    out, dq, dk, dv = (unit * x for x in found)
+    if not out <= _norm(v):  # which says nothing of the result
+        return (math.inf,) * 4
+    return out, root * dq, root * group * dk, group * dv
+
+
+def _for_solve(adapter: Adapter, arrays: Arrays) -> tuple[Floats, Floats, Floats]:
+    """Return queries and keys in kernel coordinates and values, of as many heads."""
     q, k, v = (np.asarray(x, float) for x in arrays)
     root = adapter.root(q.shape[-1])
-    k, v = (repeated(x, q) for x in (root * k, v))
-    return condition_of_solve(root * q, k, v, options["indices"])
+    return root * q, repeated(root * k, q), repeated(v, q)
 
 
 def black_box(adapter: Adapter, arrays: Arrays, options: Keywords) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from inspect import Parameter, signature
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,16 +14,25 @@ from ....arrays import checks, qkv
 from ....arrays.heads import grouped_lead
 from ....arrays.library import Doubles, to_host
 from ....engine.scores import Band
-from ....naive.doors import positive_scale
+from ....naive.doors import query_frequencies
 from ..formats import widen
 from ..problems import Index, Problem, hide_unseen, take_head
 from ..roundings import Roundings, RowErrors
 from ..states import ReadHead
 from .law import RowLaw, derive, write_rows
-from .texts import TEXTS, Query, Text
+from .texts import TEXTS, Query
 
 _CACHED_HEADS = 64  # whose arrays are kept
 _REPEATED = 4  # times as many numbers as different ones: steps may give equal numbers
+
+_OF_EVERY_FORMULA = ("q", "k", "v", "scale", "mask", "causal")  # arguments of all formulas
+_FLOAT_ARRAYS = ("omega", "log_weight", "centres")
+_ARRAYS_OF_HEADS = ("mask", "indices", *_FLOAT_ARRAYS)
+_WHAT_IS_NEEDED = {
+    "omega": "frequencies (..., S, d), or (..., n, S, d) of each query",
+    "window": "tokens of a chunk, or how far keys are near to the left and to the right",
+    "indices": "keys (..., S)",
+}
 
 _DERIVED: WeakKeyDictionary[ReadHead, dict[Any, RowLaw]] = WeakKeyDictionary()
 
@@ -40,24 +50,28 @@ def pose_text(
     causal: bool = False,
 ) -> Problem:
     """Pose the problem of an estimator by its formula, with what else it takes by name."""
-    text = TEXTS[formula]
     q, k, v = (widen(x, y) for x, y in (("q", q), ("k", k), ("v", v)))
     numbers = {"q": q, "k": k, "v": v, "mask": None if mask is None else to_host(mask, None)}
     qkv.check(q, k, v, mask=numbers["mask"], causal=causal)
-    known = {*text.needs, *text.arrays, *text.options}
+    own = {
+        x: y.default for x, y in signature(formula).parameters.items() if x not in _OF_EVERY_FORMULA
+    }
     for option, x in given.items():
-        if x is not None and option not in known:
+        if x is not None and option not in own:
             raise ValueError(f"`{option}` must not be given for {name}, got {checks.describe(x)}.")
-    values = {**dict.fromkeys(text.arrays), **text.options, **given, **numbers}
-    values |= {"causal": causal, "scale": scale}
-    for option in (x for x in text.needs if values.get(x) is None):
-        raise ValueError(f"`{option}` must be given for {name}: {text.needs[option]}, got None.")
-    for option in (x for x in text.arrays if values.get(x) is not None and x != "indices"):
+    values = own | dict(given) | numbers | {"causal": causal, "scale": scale}
+    for option in (x for x, y in own.items() if y is Parameter.empty and given.get(x) is None):
+        raise ValueError(
+            f"`{option}` must be given for {name}: {_WHAT_IS_NEEDED[option]}, got None."
+        )
+    for option in (x for x in own if values[x] is not None and x in _FLOAT_ARRAYS):
         values[option] = widen(option, values[option])
-    for rule in (positive_scale, *text.rules):
+    for rule in formula.rules:
         values |= rule(**values)
-    arrays = {x: values[x] for x in ("mask", *text.arrays) if values.get(x) is not None}
-    options = {x: values[x] for x in text.options}
+    arrays = {
+        x: values[x] for x in ("mask", *own) if x in _ARRAYS_OF_HEADS and values[x] is not None
+    }
+    options = {x: values[x] for x in own if x not in _ARRAYS_OF_HEADS}
     lead, (n, m) = grouped_lead(q, k, v), (q.shape[-2], k.shape[-2])
     band, numbers = Band.of(m - n, causal, (None, None)), numbers | arrays
 
@@ -77,7 +91,7 @@ def pose_text(
         kind="text",
         record=name,
     )
-    return posed._replace(derived=_Laws(text, options))
+    return posed._replace(derived=_Laws(formula, options))
 
 
 def open_formula(fn: Any) -> tuple[Any, dict[str, Any]]:
@@ -86,10 +100,10 @@ def open_formula(fn: Any) -> tuple[Any, dict[str, Any]]:
 
 
 class _Laws:
-    """The laws of rows of an estimator, by its text and options."""
+    """The laws of rows of an estimator, by its formula and options."""
 
-    def __init__(self, text: Text, options: Mapping[str, Any]) -> None:
-        self.text, self.options = text, options
+    def __init__(self, formula: Any, options: Mapping[str, Any]) -> None:
+        self.formula, self.options = formula, options
 
     def __call__(
         self, problem: Problem, index: Index, roundings: Roundings, i: slice
@@ -110,19 +124,19 @@ class _Laws:
         if not seen.any():
             none = np.zeros(columns)
             return RowLaw(none, np.zeros((columns, columns)), none, none)
-        orders: tuple[str, ...] = self.text.orders
+        text, orders = TEXTS[self.formula]
         if roundings.fine:  # else what is rounded is known, but not in which order
             orders = ("pairs",) if roundings.of_log else ("samples",)
         query = Query(at, (n, m), seen, there, problem.causal, self.options, "")
-        arrays = {name: x[name] for name in ("q", "k", "v", *self.text.arrays) if name in x}
+        arrays = {name: y for name, y in x.items() if name != "mask"}
         arrays["root"] = np.full((1, 1), problem.scale**0.5)
-        if self.text.of_query:
+        if query_frequencies in self.formula.rules:
             arrays["omega"] = x["omega"][at].reshape(-1, x["q"].shape[-1])
         few = _REPEATED * len(np.unique(x["k"])) < x["k"].size
         tied = few or len(np.unique(x["k"], axis=0)) < m
         laws = []
         for order in orders:
-            write = partial(_write_scaled, self.text.write, query._replace(order=order))
+            write = partial(_write_scaled, text, query._replace(order=order))
             laws.append(derive(write, arrays, roundings, tied))
         out, covariances, bounds, slacks = zip(*laws, strict=True)
         return RowLaw(out[0], sum(covariances), np.max(bounds, 0), np.max(slacks, 0))

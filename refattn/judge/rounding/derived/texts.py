@@ -1,5 +1,10 @@
 """Texts of estimators, of one query each: what its law is derived from, step by step.
 
+The formulas of `naive` have the same value, and one order, that of "pairs" below: they divide
+before they sum, which no fast kernel does, and evaluate all queries at once, which here would be
+derived for each of them. So texts are written for one query, in the orders of kernels; what has no
+order, which keys there are where and the weights of samples, is that of `naive`.
+
 Arrays have one more axis, the first, of copies. Steps are in one of several orders:
 
 * "samples": weights e^(score - maximum) are summed over the keys of each sample, and then over
@@ -13,17 +18,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .... import naive
-from ....arrays import qkv
 from ....arrays.library import untraced
-from ....naive import doors
-from ....naive.lara import log_alpha
+from ....naive.lara import chunks_of_proposals, log_alpha
+from ....naive.near_and_far import chunks_seen
 from ....naive.terms import of_library
 
 _Seen = npt.NDArray[np.bool_]
@@ -45,14 +48,19 @@ class Query(NamedTuple):
         """Tell whether weights are e^(score - log normaliser)."""
         return self.order == "pairs"
 
-    @property
-    def place(self) -> int:
-        """Find the key that it is level with."""
-        return self.at + self.of[1] - self.of[0]
+    def tell(self, question: Callable[..., Any], q: Any, k: Any, *args: Any, **options: Any) -> Any:
+        """Ask a term of `naive` which keys there are, whatever numbers these are."""
+        return of_library(question)(untraced(q)[0], untraced(k)[0], *args, **options)
 
     def take(self, q: Any) -> Any:
         """Take it of all queries."""
         return q[:, self.at : self.at + 1]
+
+    def average(self, scores: Any, values: Any, seen: Any) -> Any:
+        """Average values with weights e^score, which are divided by their sum last or first."""
+        if self.logs:
+            return _divide_weights(scores, seen)[0] @ values
+        return _average(scores, values, seen)[0]
 
 
 def write_randomized(query: Query, q: Any, k: Any, v: Any, omega: Any) -> Any:
@@ -77,26 +85,25 @@ def write_proposals(query: Query, q: Any, k: Any, v: Any, omega: Any, centres: A
     some = untraced(log_weight)[0] > -math.inf
     log_weight = xp.where(some, log_weight, 0.0)
     if query.logs:
-        return _average_pairs(_estimate_logs(q, k, omega, log_weight, some), v, query.seen)
+        return query.average(_estimate_logs(q, k, omega, log_weight, some), v, query.seen)
     if query.order != "samples":
         of_query = q @ omega.mT + log_weight
         total, _ = _sum_features(query, of_query, (k, v, omega), query.seen, some)
         return total[..., :-1] / total[..., -1:]
     means, log_size = _attend_samples(k, v, omega, query.seen)
-    return _average(q @ omega.mT + log_weight + log_size, means, some)[0]
+    return query.average(q @ omega.mT + log_weight + log_size, means, some)
 
 
 def write_near_and_features(query: Query, q: Any, k: Any, v: Any, omega: Any) -> Any:
     """Attend to near keys, and to others through random features."""
-    xp, (left, right) = q.__array_namespace__(), query.options["window"]
-    q, ahead = query.take(q), np.arange(query.of[1]) - query.place
-    near = (-math.inf if left is None else -left) <= ahead
-    near &= ahead <= (math.inf if right is None else right)
+    xp = q.__array_namespace__()
+    near = query.tell(naive.visible, q, k, window=query.options["window"])[query.at]
+    q = query.take(q)
     of_query, size = _half_squares(q) + math.log(omega.shape[-2]), omega.shape[-2]
     shown = np.append(query.seen & near, True)
     if query.logs:
         estimates = _estimate_logs(q, k, omega, 0.0) - of_query
-        return _average_pairs(xp.where(near, q @ k.mT, estimates), v, query.seen)
+        return query.average(xp.where(near, q @ k.mT, estimates), v, query.seen)
     if query.order != "samples":
         far, top = _sum_features(query, q @ omega.mT - of_query, (k, v, omega), query.seen & ~near)
         scores, values = q @ k.mT, xp.concat([v, xp.ones_like(v[..., :1])], axis=-1)
@@ -106,7 +113,7 @@ def write_near_and_features(query: Query, q: Any, k: Any, v: Any, omega: Any) ->
     means, log_size = _attend_samples(k, v, omega, query.seen & ~near)
     scores = xp.concat([q @ k.mT, q @ omega.mT - of_query + log_size], axis=-1)
     seen = np.append(query.seen & near, np.full(size, np.any(query.seen & ~near)))
-    return _average(scores, xp.concat([v, means], axis=-2), seen)[0]
+    return query.average(scores, xp.concat([v, means], axis=-2), seen)
 
 
 def write_importance(query: Query, q: Any, k: Any, v: Any, omega: Any, log_weight: Any) -> Any:
@@ -127,40 +134,34 @@ def write_importance(query: Query, q: Any, k: Any, v: Any, omega: Any, log_weigh
 
 def _mean_proposals(query: Query, q: Any, k: Any, centres: Any) -> tuple[Any, Any, Any]:
     """Return mean queries of chunks, means of proposals, and which of these the query has."""
-    xp, (n, m), count = q.__array_namespace__(), query.of, query.options["num_proposals"]
-    each, of_queries = np.arange(count), np.arange(n) * count // n
-    if query.causal:
-        of_keys = np.arange(n - m, n) * count // n
-    else:  # of keys that are not masked each chunk has as many
-        of_keys = (np.cumsum(query.there) - 1) * count // max(np.sum(query.there), 1)
-    of_keys = np.where(query.there, of_keys, -1)
-
-    def average(x: Any, of: Any) -> Any:
-        members = 1.0 * (of == each[:, None])
-        return members @ x / np.maximum(np.sum(members, -1, keepdims=True), 1)
-
-    q_mean = average(q, of_queries)
-    centres = q_mean + average(k, of_keys) if centres is None else centres
+    xp, count = q.__array_namespace__(), query.options["num_proposals"]
+    about = count, query.there[None], query.causal
+    of_queries, of_keys = query.tell(chunks_of_proposals, q, k, *about)
+    q_mean = _average_by(of_queries, count, q)
+    centres = q_mean + _average_by(of_keys, count, k) if centres is None else centres
     if not query.causal:
         return q_mean, centres, np.ones((1, count), bool)
     centres = xp.concat([0.0 * centres[..., :1, :], centres[..., :-1, :]], axis=-2)
-    return q_mean, centres, (each <= of_queries[query.at])[None]
+    return q_mean, centres, (np.arange(count) <= of_queries[query.at])[None]
+
+
+def _average_by(of: Any, count: int, x: Any) -> Any:
+    """Average rows of each of so many chunks, which these are of."""
+    members = 1.0 * (of == np.arange(count)[:, None])
+    return members @ x / np.maximum(np.sum(members, -1, keepdims=True), 1)
 
 
 class _Chunks:
     """Keys and values of a head in chunks, (..., C, w, d), and their means."""
 
-    def __init__(self, query: Query, k: Any, v: Any) -> None:
-        width, m = query.options["window"], query.of[1]
-        count = -(-m // width)
-        self.own, self.more = query.place // width, count * width - m
-        self.near = query.seen & (np.arange(m) // width == self.own)
+    def __init__(self, query: Query, q: Any, k: Any, v: Any) -> None:
+        about = query.options["window"], query.there[None], query.causal
+        member, seen = query.tell(chunks_seen, q, k, *about)
+        self.near, self.far = (x[query.at] for x in seen)
+        self.more = len(member) * about[0] - query.of[1]
         padded = np.append(query.there, np.zeros(self.more, bool))
-        self.there = padded.reshape(count, width, 1)
+        self.there = padded.reshape(len(member), about[0], 1)
         self.size = np.sum(self.there, 1)
-        order = np.arange(count)
-        far = order < self.own if query.causal else order != self.own
-        self.far = far & (self.size[:, 0] > 0)
         self.keys, self.values = self._cut(k), self._cut(v)
         self.mean, self.mean_value = self.average(self.keys), self.average(self.values)
 
@@ -181,21 +182,15 @@ class _Chunks:
         xp = q.__array_namespace__()
         scores = xp.concat([query.take(q) @ k.mT, scores], axis=-1)
         values, seen = xp.concat([v, values], axis=-2), np.append(self.near, self.far)
-        return (
-            _average_pairs(scores, values, seen)
-            if query.logs
-            else _average(scores, values, seen)[0]
-        )
+        return query.average(scores, values, seen)
 
 
 def write_chunks(query: Query, q: Any, k: Any, v: Any, omega: Any = None) -> Any:
     """Attend to near keys, and to a summary of each other chunk (EVA)."""
-    chunks, (n, m) = _Chunks(query, k, v), query.of
+    chunks, (n, m) = _Chunks(query, q, k, v), query.of
     if omega is None:
         own = (np.arange(n) + m - n) // query.options["window"]
-        members = own == np.arange(len(chunks.far))[:, None]
-        omega = (1.0 * members @ q) / np.maximum(np.sum(members, -1, keepdims=True), 1)
-        omega = omega + chunks.mean
+        omega = _average_by(own, len(chunks.far), q) + chunks.mean
     scores = (chunks.keys @ omega[..., None]).mT - _half_squares(chunks.keys)
     there = np.swapaxes(chunks.there, 1, 2)
     values = _average(scores, chunks.values, there)[0][..., 0, :]
@@ -207,7 +202,7 @@ def write_chunks(query: Query, q: Any, k: Any, v: Any, omega: Any = None) -> Any
 
 def write_moments(query: Query, q: Any, k: Any, v: Any) -> Any:
     """Attend to near keys, and to the moments of each other chunk."""
-    chunks, xp = _Chunks(query, k, v), q.__array_namespace__()
+    chunks, xp = _Chunks(query, q, k, v), q.__array_namespace__()
     apart, v_apart = (
         xp.where(chunks.there, x - mean[..., None, :], 0.0)
         for x, mean in ((chunks.keys, chunks.mean), (chunks.values, chunks.mean_value))
@@ -297,10 +292,6 @@ def _divide_weights(scores: Any, seen: Any) -> tuple[Any, Any]:
     return xp.where(seen, xp.exp(scores - lse), 0.0), lse
 
 
-def _average_pairs(scores: Any, values: Any, seen: Any) -> Any:
-    return _divide_weights(scores, seen)[0] @ values
-
-
 def _attend_samples(k: Any, v: Any, omega: Any, seen: _Seen) -> tuple[Any, Any]:
     """Average values for each sample; the logs of their weights are a row, (..., 1, S)."""
     means, lse = _average(omega @ k.mT - _half_squares(k), v, seen)
@@ -329,69 +320,17 @@ def _estimate_logs(q: Any, k: Any, omega: Any, log_weight: Any, there: Any = Tru
     return lse.mT - _half_squares(k)
 
 
-class Text(NamedTuple):
-    """The text of an estimator, and what it takes beside queries, keys and values."""
+_STEP_ORDERS = ("samples", "pairs")
+_ALL_STEP_ORDERS = (*_STEP_ORDERS, "features", "states")
 
-    write: Callable[..., Any]
-    rules: tuple[Callable[..., dict[str, Any]], ...]  # of its formula, that check arguments
-    needs: Mapping[str, str]  # arguments that must be given, in words
-    arrays: tuple[str, ...] = ()  # that may be given
-    options: Mapping[str, Any] = MappingProxyType({})  # others, with their defaults
-    of_query: bool = False  # whether omega is (..., n, S, d): other frequencies for each query
-    orders: tuple[str, ...] = ("samples", "pairs")  # of steps
-
-
-def _read_near_keys(window: Any, **_: Any) -> dict[str, Any]:
-    """Check how far a query sees keys exactly, to the left and to the right."""
-    return {"window": qkv.window(window)}
-
-
-_OMEGA, _WINDOW = {"omega": "frequencies (..., S, d)"}, {"window": "tokens of a chunk"}
-_ALL_ORDERS = ("samples", "pairs", "features", "states")
-_OF_PROPOSALS = {"num_proposals": None, "weighting": "balance", "beta": 1.0}
-
-# By formula, of `refattn.naive`.
-TEXTS: Mapping[Any, Text] = {
-    naive.randomized_attention: Text(
-        write_randomized,
-        (doors.query_frequencies,),
-        {"omega": "frequencies of each query, (..., n, S, d)"},
-        ("omega",),
-        of_query=True,
-    ),
-    naive.mean_of_ratios_attention: Text(
-        write_randomized, (doors.shared_frequencies,), _OMEGA, ("omega",)
-    ),
-    naive.linear_randomized_attention: Text(
-        write_proposals,
-        (doors.proposals,),
-        _OMEGA,
-        ("omega", "centres"),
-        _OF_PROPOSALS,
-        orders=_ALL_ORDERS,
-    ),
-    naive.local_random_feature_attention: Text(
-        write_near_and_features,
-        (doors.shared_frequencies, _read_near_keys),
-        _OMEGA,
-        ("omega",),
-        {"window": None},
-        orders=_ALL_ORDERS,
-    ),
-    naive.importance_sampled_attention: Text(
-        write_importance,
-        (doors.shared_frequencies,),
-        _OMEGA,
-        ("omega", "log_weight"),
-        orders=_ALL_ORDERS,
-    ),
-    naive.eva_attention: Text(
-        write_chunks, (doors.chunks,), _WINDOW, ("omega",), {"window": None, "log_size": True}
-    ),
-    naive.second_order_attention: Text(
-        write_moments, (doors.chunks,), _WINDOW, (), {"window": None}
-    ),
-    naive.coreset_attention: Text(
-        write_coreset, (doors.key_indices,), {"indices": "keys (..., S)"}, ("indices",)
-    ),
+# By formula, of `naive`: the text, and the orders of steps that it has.
+TEXTS: Mapping[Any, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    naive.randomized_attention: (write_randomized, _STEP_ORDERS),
+    naive.mean_of_ratios_attention: (write_randomized, _STEP_ORDERS),
+    naive.linear_randomized_attention: (write_proposals, _ALL_STEP_ORDERS),
+    naive.local_random_feature_attention: (write_near_and_features, _ALL_STEP_ORDERS),
+    naive.importance_sampled_attention: (write_importance, _ALL_STEP_ORDERS),
+    naive.eva_attention: (write_chunks, _STEP_ORDERS),
+    naive.second_order_attention: (write_moments, _STEP_ORDERS),
+    naive.coreset_attention: (write_coreset, _STEP_ORDERS),
 }
