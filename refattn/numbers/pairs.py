@@ -357,13 +357,11 @@ class Space:
             whole = xp.isfinite(hi)
             lo = xp.where(whole, lo, 0.0)
             e = xp.where(whole, xp.zeros_like(hi) if e is None else e, math.inf)
-            hi = xp.where(whole, hi, math.nan)
             if rule is not None:
-                plain = rule(*(x.hi for x in operands))
+                hi = xp.where(whole, hi, rule(*(x.hi for x in operands)))
                 infinite = reduce(operator.or_, (xp.isinf(x.hi) for x in operands))
                 known = reduce(operator.and_, (x.e < math.inf for x in operands))
-                exact = ~whole & infinite & known & xp.isinf(plain)
-                hi, e = xp.where(exact, plain, hi), xp.where(exact, 0.0, e)
+                e = xp.where(~whole & infinite & known & xp.isinf(hi), 0.0, e)
         return _paired(hi, lo, e, xp, of)
 
     def negative(self, a: Any) -> Any:
@@ -443,7 +441,7 @@ class Space:
     def _floored(self, e: Array, size: Array, there: Array, floor: Any = FLOOR) -> Array:
         """Add the floor where numbers may underflow, unless they are 0."""
         tiny = size < _TINY
-        return e + self.x.where(tiny & there, floor, 0.0) if self.x.any(tiny) else e
+        return self.x.where(tiny & there, e + floor, e) if self.x.any(tiny) else e
 
     def square(self, a: Any) -> Any:
         """Multiply by itself."""
@@ -545,8 +543,9 @@ class Space:
         if high.size == 0 or (xp.min(high) >= -600.0 and xp.max(high) <= 709.0):  # not of nan
             return _paired(*found, e, xp)
         none, unknown = high == -math.inf, xp.isnan(high)
-        lost = FLOOR if wrong is None else xp.where(wrong < 1, FLOOR, math.inf)
-        e = xp.where(high < -600, e + lost, e)
+        e = xp.where(high < -600, e + FLOOR, e)
+        if wrong is not None:
+            e = xp.where((high < -600) & ~(wrong < 1), math.inf, e)
         e = xp.where(none & (a.e < math.inf), 0.0, e)
         e = xp.where(unknown | (high > 709), math.inf, e)
         found = Pair(xp.where(unknown, math.nan, found.hi), xp.where(unknown, 0.0, found.lo))
@@ -638,7 +637,7 @@ class Space:
         low = xp.take_along_axis(lo, at, axis=axis)
         above = (largest - own) * SAFE + 2 * U2 * xp.abs(base)
         finite = xp.isfinite(most)
-        wrong = xp.where(finite, above, xp.where(xp.isnan(most), math.inf, 0.0))
+        wrong = xp.where(finite, above, xp.where(xp.isnan(most), math.inf, xp.zeros_like(most)))
         found = _paired(most, xp.where(finite, low, 0.0), wrong, xp)
         return found if keepdims else self.squeeze(found, axis=axis)
 
@@ -699,13 +698,13 @@ class Space:
             finite = xp.isfinite(b.hi) & (b.e < math.inf)
             spoilt = None if xp.all(finite) else xp.astype(~finite, xp.float64)
             tidy = b if spoilt is None else self.where(finite, b, 0.0)
-            power = power_of_two(xp.max(xp.abs(tidy.hi), axis=-2, keepdims=True), xp)
-            power = xp.where(power > 2.0**-400, power, 2.0**-400)
-            power = xp.where(power < 2.0**400, power, 2.0**400)
-            if not 0 < tidy.size or xp.max(power) <= _APART * xp.min(power):
-                power = None
-            else:
-                tidy = self._rescaled(tidy, 1 / power)
+            power = None
+            if tidy.size:
+                most = xp.max(xp.abs(tidy.hi), axis=-2, keepdims=True)
+                most = xp.where(most > _TINY, most, _TINY)
+                if xp.max(most) > _APART * xp.min(most):
+                    power = power_of_two(most * 2.0**-60, xp) * 2.0**60  # of numbers up to 2^1023
+                    tidy = self._rescaled(tidy, 1 / power)
             b.memo["tidy"] = tidy, spoilt, power
         tidy, spoilt, power = b.memo["tidy"]
         found = self._dot(a if power is None else self._rescaled(a, power), tidy)
@@ -767,7 +766,7 @@ class Space:
             if x.parts[2] is None:
                 continue
             worst = turn(xp.max(x.e, axis=-1, keepdims=True))
-            if xp.all(worst <= 2.0**-90 * f) and y.parts[2] is None:
+            if y.parts[2] is None and not xp.any(worst > 2.0**-90 * f):  # nor of nan
                 error = error + 2.1 * count * worst * f_y
             else:
                 size = xp.abs(y.hi) if y is a else xp.abs(y.hi) + y.e
