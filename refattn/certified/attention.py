@@ -192,7 +192,9 @@ def softmax_gradients(
            [ 1.]]), True)
     """
     factor = _scale_or_default(scale, q)
-    problem, _ = prepare_pairs(q, k, v, factor, Scores(None, bias, mask, causal, window, None, sinks))
+    problem, _ = prepare_pairs(
+        q, k, v, factor, Scores(None, bias, mask, causal, window, None, sinks)
+    )
     if isinstance(d_out, tuple):
         check_parts("d_out", d_out)
     (q1, k1, v1), g1 = map(first_part, (q, k, v)), first_part(d_out)

@@ -291,6 +291,4 @@ def _both(found: Any, near: Any) -> Any:
 def _is_floating(x: Any) -> bool:
     if isinstance(x, Pair):
         return True
-    return is_array_api_obj(x) and bool(
-        array_namespace(x).isdtype(x.dtype, "real floating")
-    )
+    return is_array_api_obj(x) and bool(array_namespace(x).isdtype(x.dtype, "real floating"))

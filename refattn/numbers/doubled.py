@@ -256,9 +256,7 @@ def _circle() -> tuple[Any, ...]:
             )
         columns = [[*x] for x in zip(*exact, strict=True)]
         parts = [[[float(y) for y in x] for x in columns]]
-        parts.append(
-            [[float(y - decimal.Decimal(float(y))) for y in column] for column in columns]
-        )
+        parts.append([[float(y - decimal.Decimal(float(y))) for y in column] for column in columns])
         tables = (np.asarray(part[i]) for i in range(2) for part in parts)
         return _in_three_parts(step, -39), float(1 / step), *tables
 

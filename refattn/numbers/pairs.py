@@ -118,7 +118,7 @@ class Paired:
             shape, of = (*self.shape[:-2], 1, *self.shape[-2:]), ("matrix", self)
         else:
             return _paired(*(x if x is None else x[index] for x in self.parts), self.xp)
-        taken = (lambda: tuple(x if x is None else x[index] for x in self.parts))
+        taken = lambda: tuple(x if x is None else x[index] for x in self.parts)
         return Paired(taken, shape, self.xp, of)
 
     def __len__(self) -> int:
@@ -278,28 +278,21 @@ class Space:
             return _paired(self.x.astype(x, self.x.float64), None, None, self.x)
         return self.x.astype(x, dtype)
 
-    def number(self, x: Any) -> Paired:
+    def number(self, x: Any, device: Any = None) -> Paired:
         """Return an operand as numbers: those of Python and arrays of integers are exact."""
         if isinstance(x, Paired):
             return x
-        if is_array_api_obj(x):
+        if is_array_api_obj(x) and not isinstance(x, np.generic):
             if self.isdtype(x.dtype, "real floating"):
                 raise TypeError(_say("an array of floats that is not its own"))
             return _paired(self.x.astype(x, self.x.float64), None, None, self.x)
-        return _paired(self.x.asarray(float(x), dtype=self.x.float64), None, None, self.x)
+        number = self.x.asarray(float(x), dtype=self.x.float64, device=device)
+        return _paired(number, None, None, self.x)
 
     def _numbers(self, *operands: Any) -> list[Paired]:
         """Return operands on the device of the first array."""
         home = next((x.device for x in operands if isinstance(x, Paired)), None)
-        return [
-            x
-            if is_array_api_obj(x)
-            else self.asarray(self.x.asarray(float(x), dtype=self.x.float64, device=home))
-            for x in map(self._known, operands)
-        ]
-
-    def _known(self, x: Any) -> Any:
-        return self.number(x) if is_array_api_obj(x) else x
+        return [x if isinstance(x, Paired) else self.number(x, home) for x in operands]
 
     def _move(self, name: str, x: Any, *args: Any, **kwargs: Any) -> Any:
         function: Any = getattr(self.x, name)
@@ -307,9 +300,7 @@ class Space:
             return Truth(*(function(y, *args, **kwargs) for y in (x.x, x.doubt)))
         if not isinstance(x, Paired):
             return function(x, *args, **kwargs)
-        return _paired(
-            *(y if y is None else function(y, *args, **kwargs) for y in x.parts), self.x
-        )
+        return _paired(*(y if y is None else function(y, *args, **kwargs) for y in x.parts), self.x)
 
     def matrix_transpose(self, x: Any) -> Any:
         """Swap the last two axes."""
@@ -780,7 +771,9 @@ class Space:
         shape = (*x.shape[:-1], levels, count)
         hi, second, last = xp.moveaxis(xp.sum(xp.reshape(left, shape), axis=-1), -1, 0)
         hi, lo = two_sum(hi, second)
-        error = (sliced_error(count, bits_of_slices(count, levels), levels) + count * U2) * f[..., 0]
+        error = (sliced_error(count, bits_of_slices(count, levels), levels) + count * U2) * f[
+            ..., 0
+        ]
         error = self._floored(error, f[..., 0], f[..., 0] > 0, count * FLOOR)
         if x.parts[2] is not None:
             error = error + xp.sum(x.e, axis=-1)
