@@ -43,13 +43,13 @@ and raise a RuntimeError that names the failed test.
     routines of matrix multiplication, Numerical Algorithms 59, 2012.
 """
 
+from ..numbers.doubled import Pair as Pair
 from .assumptions import self_test as self_test
 from .attention import attend as attend
 from .attention import random_feature_attention as random_feature_attention
 from .attention import softmax_attention as softmax_attention
 from .attention import softmax_gradients as softmax_gradients
 from .blocks import evaluate as evaluate
-from ..numbers.doubled import Pair as Pair
 from .recurrent import recurrent_attention as recurrent_attention
 from .results import Bound as Bound
 from .results import Certified as Certified

@@ -9,7 +9,8 @@ from ..arrays.heads import Alibi, group_heads, grouped_lead
 from ..arrays.library import Array, array_namespace, as_written
 from ..engine.scores import Scores
 from ..numbers.doubled import Pair
-from ..numbers.pairs import Paired, given
+from ..numbers.paired import Paired
+from ..numbers.pairs import given
 from .assumptions import require
 from .blocks import Problem, attend_in_pairs, bound_of, pull_back_in_pairs, sum_to
 from .inputs import (

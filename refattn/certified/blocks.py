@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import reduce
 from typing import Any, NamedTuple
 
 from ..arrays.blocks import WHOLE, blocks, most_threads, part, put, tiles
@@ -15,7 +14,8 @@ from ..engine.attend import attend
 from ..engine.scores import Scores
 from ..naive.terms import finite, hide, log_sum_exp, of_library, products, weighted_sum, xp
 from ..numbers.doubled import Pair
-from ..numbers.pairs import Paired, given
+from ..numbers.paired import Paired
+from ..numbers.pairs import given
 from .assumptions import require
 from .results import Bound
 
@@ -76,8 +76,7 @@ def _part(x: Any, index: tuple[slice, ...]) -> Any:
         return part(x, index)
     if all(i == WHOLE or s == 1 for i, s in zip(index[::-1], x.shape[::-1], strict=False)):
         return x  # and what it remembers
-    hi, lo = (part(y, index) for y in x.pair)
-    return given(Pair(hi, lo), None if x.parts[2] is None else part(x.e, index))
+    return x.moved(lambda y: part(y, index))
 
 
 @of_library

@@ -13,7 +13,8 @@ from ..arrays.heads import Alibi, group_heads
 from ..arrays.library import Array, array_namespace, constant, is_numpy_array
 from ..engine.scores import Scores
 from ..numbers.doubled import Pair
-from ..numbers.pairs import Paired, given
+from ..numbers.paired import Paired
+from ..numbers.pairs import given
 from .assumptions import require
 from .blocks import Problem
 

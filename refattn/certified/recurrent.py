@@ -27,13 +27,14 @@ from ..arrays import tokens
 from ..arrays.heads import group_with_lead
 from ..arrays.library import Array, as_written, device
 from ..engine.recurrent import Tokens, recur
-from ..numbers.pairs import FLOOR, SAFE, Paired, given, space
+from ..numbers.paired import Paired
+from ..numbers.pairs import given, space
+from ..numbers.products import FLOOR, SAFE
 from ..numbers.slices import higham_gamma
 from ..typing import Recurrent
 from .assumptions import require
 from .blocks import bound_of, proven
 from .inputs import as_number, check_double, number_in_pairs, power_in_pairs
-from .results import Bound
 
 
 @as_written

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.library import Array, constant, device, is_numpy_array
+from ..arrays.library import Array, constant, is_numpy_array
 from ..arrays.shown import held
 
 ROUNDING = 2.0**-53  # u: of one operation, relative
@@ -29,6 +29,7 @@ EXP_ROUNDING = 2.0**-69  # of `exp_pair`, relative
 _TABLE = 256  # powers of 2 ** (1 / 256)
 _LOWEST, _HIGHEST = -700.0, 709.0  # below, e^x is taken for 0, and above, for e^709
 _CIRCLE = 256  # steps of the table of cosines
+_PI = "3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803"
 FARTHEST = 8192.0  # of the arguments of `cos_pair`
 
 
@@ -240,35 +241,15 @@ def cos_pair(x: Pair, xp: Any) -> Pair:
 def _circle() -> tuple[Any, ...]:
     """Return pi / 128 in three parts, 128 / pi, and pairs of cosines and sines of its multiples."""
     with decimal.localcontext(prec=80):
-        step = _pi() / (_CIRCLE // 2)
-        cos, sin = decimal.Decimal(1), decimal.Decimal(0)
-        # Of one step by their series, of 80 digits; and from each step to the next.
-        term, of_step = decimal.Decimal(1), [decimal.Decimal(0), decimal.Decimal(0)]
-        for k in range(60):
+        step = decimal.Decimal(_PI) / (_CIRCLE // 2)
+        of_step, term = [decimal.Decimal(0)] * 2, decimal.Decimal(1)
+        for k in range(60):  # the series of cosine and sine
             of_step[k % 2] += term if k % 4 < 2 else -term
             term = term * step / (k + 1)
-        exact = []
-        for _ in range(_CIRCLE):
-            exact.append((cos, sin))
-            cos, sin = (
-                cos * of_step[0] - sin * of_step[1],
-                sin * of_step[0] + cos * of_step[1],
-            )
-        columns = [[*x] for x in zip(*exact, strict=True)]
-        parts = [[[float(y) for y in x] for x in columns]]
-        parts.append([[float(y - decimal.Decimal(float(y))) for y in column] for column in columns])
-        tables = (np.asarray(part[i]) for i in range(2) for part in parts)
-        return _in_three_parts(step, -39), float(1 / step), *tables
-
-
-def _pi() -> decimal.Decimal:
-    """Return pi by Machin's formula, in the digits of the context."""
-
-    def arctan_of_inverse(x: int) -> decimal.Decimal:
-        power, total, k = decimal.Decimal(1) / x, decimal.Decimal(0), 1
-        while power > decimal.Decimal(10) ** -82:
-            total += power / k if k % 4 == 1 else -power / k
-            power, k = power / (x * x), k + 2
-        return total
-
-    return 4 * (4 * arctan_of_inverse(5) - arctan_of_inverse(239))
+        exact, (c, s) = [(decimal.Decimal(1), decimal.Decimal(0))], of_step
+        for _ in range(_CIRCLE - 1):
+            cos, sin = exact[-1]
+            exact.append((cos * c - sin * s, sin * c + cos * s))
+        parts = [(float(x), float(x - decimal.Decimal(float(x)))) for y in exact for x in y]
+        tables = np.asarray(parts).reshape(_CIRCLE, 4).T
+        return _in_three_parts(step, -39), float(1 / step), *np.ascontiguousarray(tables)

@@ -1,6 +1,5 @@
 """Every formula of the registry in pairs: within its bound of 60 digits, and bounds are small."""
 
-from functools import partial
 from inspect import signature
 
 import numpy as np

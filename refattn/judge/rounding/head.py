@@ -16,7 +16,8 @@ from ...arrays.library import Doubles
 from ...certified.blocks import Problem, attend_in_pairs
 from ...engine.attend import Sums, combine, finite, normalise, sum_values
 from ...engine.scores import Band, Scores
-from ...numbers.pairs import Paired, given
+from ...numbers.paired import Paired
+from ...numbers.pairs import given
 from .roundings import Roundings
 
 TILE_KEYS = 64  # of a tile: as far apart are the running sums that are known
