@@ -6,11 +6,10 @@ from typing import Any
 
 from ..arrays import checks, frequencies, qkv
 from ..arrays.heads import Alibi, group_heads, grouped_lead
-from ..arrays.library import Array, array_namespace, as_written
+from ..arrays.library import Array, as_written
 from ..engine.scores import Scores
 from ..numbers.doubled import Pair
-from ..numbers.paired import Paired
-from ..numbers.pairs import given
+from ..numbers.pairs import to_pairs
 from .assumptions import require
 from .blocks import Problem, attend_in_pairs, bound_of, pull_back_in_pairs, sum_to
 from .inputs import (
@@ -65,8 +64,7 @@ def attend(
         up to 4096 and m up to 2^16, unless some values are 2^20 times others. A query that sees no
         key, and no sink, has out 0 and lse -inf, without error. Where the bound is infinity, the
         result is that of `refattn.attend`: in rows that infinities or nan reach, and for exponents
-        beyond about 1e15. A cap c adds 2^-66 c to the errors of scores. Bounds are never below
-        2^-1000 times m.
+        beyond about 1e15. A cap c adds about 2^-67 c to the errors of scores.
 
     Raises
     ------
@@ -165,10 +163,7 @@ def softmax_gradients(
         \bar q_i = \mathrm{scale} \sum_j \bar s_{ij} k_j, \quad
         \bar k_j = \mathrm{scale} \sum_i \bar s_{ij} q_i
 
-    for the cotangent g of the output. The errors of the weights p, of the products with g and of
-    the sums add up, as in the proof of `refattn.certified`. The weights are those of step 3 of that
-    proof, with the shift lse instead of t; its error is added to that of the exponents. Each bound
-    is summed together with its terms.
+    for the cotangent g of the output: this formula over pairs.
 
     Parameters
     ----------
@@ -208,9 +203,9 @@ def softmax_gradients(
         raise ValueError(
             f"`d_out` must have the shape of the output, {shape}, got {tuple(g1.shape)}."
         )
-    (*_, g), _ = group_heads(q1, k1, v1, given(d_out))
+    (*_, g), _ = group_heads(q1, k1, v1, to_pairs(d_out))
     pulled = pull_back_in_pairs(problem, g)
-    pulled[0] = pulled[0] * as_number(factor, q1)
+    pulled[0] = pulled[0] * as_number(factor, pulled[0])
     wholes = zip(pulled, problem[:3], (q1, k1, v1), strict=True)
     return Gradients(*(bound_of(sum_to(x, y.shape, tuple(z.shape))) for x, y, z in wholes))
 
@@ -277,18 +272,18 @@ def random_feature_attention(
     if features == "hyperbolic":
         omega = xp.concat([omega, -omega], axis=-2)
         log_weight = xp.concat([log_weight, log_weight], axis=-1)
-    arrays = (given(x) for x in (q, k, v, omega, log_weight[..., None, :]))
+    arrays = (to_pairs(x) for x in (q, k, v, omega, log_weight[..., None, :]))
     (x, y, values, frequency, log_w, mask), ungroup = group_heads(*arrays, mask)
     root = power_in_pairs(q.shape[-1], "-0.25") if scale is None else power_in_pairs(scale, "0.5")
-    x, y = (z * as_number(root, q) for z in (x, y))
-    square = array_namespace(y).sum(y * y, axis=-1)[..., None, :]
+    x, y = (z * as_number(root, z) for z in (x, y))
+    square = y.space.sum(y * y, axis=-1)[..., None, :]
     to_keys = Problem(frequency, y, values, Scores(bias=square * -0.5, mask=mask))
     f, log_z = attend_in_pairs(to_keys)
-    bias = array_namespace(y).matrix_transpose(log_z) + log_w
+    bias = y.space.matrix_transpose(log_z) + log_w
     return _undo_groups(*attend_in_pairs(Problem(x, frequency, f, Scores(bias=bias))), ungroup)
 
 
-def _undo_groups(out: Paired, lse: Paired, ungroup: Any) -> Certified:
+def _undo_groups(out: Array, lse: Array, ungroup: Any) -> Certified:
     out, lse = ungroup(out), ungroup(lse)[..., 0]
     return Certified(out.pair, lse.pair, out.e, lse.e)
 

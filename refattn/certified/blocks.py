@@ -1,22 +1,21 @@
-"""Run formulas over pairs: of softmax attention block by block of queries, of any other at once."""
+"""Run softmax attention and its gradients over pairs, block by block of queries."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..arrays.blocks import WHOLE, blocks, most_threads, part, put, tiles
 from ..arrays.heads import broadcast_lead
-from ..arrays.library import Array, array_namespace, as_written, constant, device, is_array_api_obj
+from ..arrays.library import Array, as_written, device
 from ..arrays.threads import for_each
 from ..engine.attend import attend
 from ..engine.scores import Scores
 from ..naive.terms import finite, hide, log_sum_exp, of_library, products, weighted_sum, xp
 from ..numbers.doubled import Pair
 from ..numbers.paired import Paired
-from ..numbers.pairs import given
-from .assumptions import require
+from ..numbers.pairs import to_pairs
 from .results import Bound
 
 _PAIRS = 2**16  # of queries and keys in a block
@@ -26,9 +25,9 @@ _ROWS = (16, 128)  # the least and the most queries of a block
 class Problem(NamedTuple):
     """Softmax attention in groups of heads; the scale is in the queries."""
 
-    q: Paired
-    k: Paired
-    v: Paired
+    q: Array
+    k: Array
+    v: Array
     scores: Scores
 
     def take(self, head: tuple[slice, ...]) -> Problem:
@@ -61,7 +60,7 @@ class Problem(NamedTuple):
 
         bias = cut(scores.bias)
         if scores.slopes is not None:
-            bias = -scores.slopes * given(band.distances(i, at, q.hi, library))
+            bias = -scores.slopes * to_pairs(band.distances(i, at, q.hi, library))
         seen = band.visible(i, at, home, library, cut(scores.mask))
         if seen is None:
             seen = library.ones((1, at.stop - at.start), dtype=library.bool, device=home)
@@ -81,8 +80,8 @@ def _part(x: Any, index: tuple[slice, ...]) -> Any:
 
 @of_library
 def weigh(
-    q: Paired, k: Paired, *, seen: Array, bias: Any, softcap: float | None, sinks: Any, **_: Any
-) -> tuple[Paired, Paired]:
+    q: Array, k: Array, *, seen: Array, bias: Any, softcap: float | None, sinks: Any, **_: Any
+) -> tuple[Array, Array]:
     """Compute the weights of softmax attention, as `naive.softmax_attention`, and their log sum."""
     s = products(q, k)
     if softcap is not None:
@@ -93,16 +92,16 @@ def weigh(
 
 
 @of_library
-def attend_to(q: Paired, v: Paired, *, seen: Array, **options: Any) -> tuple[Paired, Paired]:
+def attend_to(q: Array, v: Array, *, seen: Array, **options: Any) -> tuple[Array, Array]:
     """Average values, and return the log normalisers."""
     weights, lse = weigh(q, seen=seen, **options)
     return weighted_sum(weights, v, seen), lse
 
 
 @of_library
-def pull_back(
-    q: Paired, k: Paired, v: Paired, g: Paired, *, seen: Array, **options: Any
-) -> tuple[Paired, Paired, Paired]:
+def pull_rows(
+    q: Array, k: Array, v: Array, g: Array, *, seen: Array, **options: Any
+) -> tuple[Array, Array, Array]:
     r"""Pull a cotangent g of the output back to q, k and v.
 
     .. math:: \bar s_{ij} = p_{ij} (\bar p_{ij} - \sum_l p_{il} \bar p_{il}), \qquad
@@ -121,7 +120,7 @@ def pull_back(
 
 
 @as_written
-def attend_in_pairs(problem: Problem) -> tuple[Paired, Paired]:
+def attend_in_pairs(problem: Problem) -> tuple[Array, Array]:
     """Attend block by block, on threads: the outputs (..., n, d_v) and log normalisers (..., n, 1).
 
     Where nothing is proven, the numbers are those of `refattn.attend`.
@@ -151,15 +150,12 @@ def attend_in_pairs(problem: Problem) -> tuple[Paired, Paired]:
     )
     plain = scores._replace(bias=bias, sinks=sinks, slopes=slopes)
     near = attend(q.hi, k.hi, v.hi, plain)
-    out, lse = (
-        proven(*result, x)
-        for result, x in zip(results, (near.out, near.lse[..., None]), strict=True)
-    )
-    return out, lse
+    out, lse = results
+    return proven(out, near.out, library), proven(lse, near.lse[..., None], library)
 
 
 @as_written
-def pull_back_in_pairs(problem: Problem, g: Paired) -> list[Paired]:
+def pull_back_in_pairs(problem: Problem, g: Array) -> list[Array]:
     """Pull a cotangent of the output back to q, k and v, for every head of the result."""
     library, (lead, n, m) = problem.q.xp, _sizes(problem)
     shapes = ((*lead, y, x.shape[-1]) for x, y in zip(problem[:3], (n, m, m), strict=True))
@@ -169,14 +165,16 @@ def pull_back_in_pairs(problem: Problem, g: Paired) -> list[Paired]:
     ]
     for head, own, i in _boxes(problem):
         at, arguments = own.rows(i)
-        found = pull_back(g=_part(g, (*head, i, WHOLE)), **arguments)
+        found = pull_rows(g=_part(g, (*head, i, WHOLE)), **arguments)
         for result, x, rows in zip(results, found, (i, at, at), strict=True):
             index = (*head, rows, slice(0, result[0].shape[-1]))
             if rows is at:
-                x = x + given(Pair(*(part(y, index) for y in result[:2])), part(result[2], index))
+                x = x + to_pairs(
+                    Pair(*(part(y, index) for y in result[:2])), part(result[2], index)
+                )
             for place, y in enumerate((x.hi, x.lo, x.e)):
                 result[place] = put(result[place], index, y)
-    return [given(Pair(hi, lo), e) for hi, lo, e in results]
+    return [to_pairs(Pair(hi, lo), e) for hi, lo, e in results]
 
 
 def _sizes(problem: Problem) -> tuple[tuple[int, ...], int, int]:
@@ -194,100 +192,23 @@ def _boxes(problem: Problem) -> Iterator[tuple[tuple[slice, ...], Problem, slice
             yield head, own, i
 
 
-def proven(hi: Array, lo: Array, error: Array, near: Array) -> Paired:
-    """Take what is proven, and the numbers of float64 elsewhere."""
-    library = array_namespace(hi)
+def proven(parts: Sequence[Array], near: Array, library: Any) -> Array:
+    """Take the hi, lo and e that are proven, and the numbers of float64 elsewhere."""
+    hi, lo, error = parts
     holds = (error < math.inf) & ~library.isnan(hi)
-    parts = library.where(holds, hi, near), library.where(holds, lo, 0.0)
-    return given(Pair(*parts), library.where(holds, error, math.inf))
+    pair = Pair(library.where(holds, hi, near), library.where(holds, lo, 0.0))
+    return to_pairs(pair, library.where(holds, error, math.inf))
 
 
-def bound_of(x: Paired) -> Bound:
+def bound_of(x: Array) -> Bound:
     """Return a pair and its bound."""
     return Bound(x.pair, x.e)
 
 
-def sum_to(x: Paired, shape: tuple[int, ...], final: tuple[int, ...]) -> Paired:
+def sum_to(x: Array, shape: tuple[int, ...], final: tuple[int, ...]) -> Array:
     """Sum over the axes along which arrays of this shape were repeated, and reshape."""
-    library, extra = array_namespace(x), x.ndim - len(shape)
+    extra = x.ndim - len(shape)
     for axis in range(x.ndim):
         if x.shape[axis] != (shape[axis - extra] if axis >= extra else 1):
-            x = library.sum(x, axis=axis, keepdims=True)
-    return library.reshape(x, final)
-
-
-@as_written
-def evaluate(formula: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
-    """Evaluate a formula of `refattn.naive`, or any other of arrays, with a proven error bound.
-
-    The formula runs on pairs of float64 with bounds, `refattn.numbers.pairs`, whose documentation
-    says which functions it may use. Arguments count as exact numbers, and so do scales and other
-    numbers. It takes the memory of the formula: use it for hundreds of tokens.
-
-    Parameters
-    ----------
-    formula : function
-        Such as `naive.randomized_attention`: the field `naive` of each estimator of
-        `refattn.registry` is one.
-    *arrays, **options
-        What it takes. Arrays of floats, in tuples too, may be pairs.
-
-    Returns
-    -------
-    Bound, or a tuple of them
-        `value`, a pair of float64, and `error`, no less than the distance to the exact number.
-        Where `error` is infinity, nothing is proven, and the value is that of the formula in
-        float64.
-
-    Raises
-    ------
-    TypeError
-        If the formula uses a function without a proven bound; the message names it. Also for
-        longdouble.
-    RuntimeError
-        As in `attend`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from refattn import certified, naive
-    >>> q, k, v = np.zeros((1, 2)), np.eye(2), np.array([[1.0], [3.0]])
-    >>> found = certified.evaluate(naive.linear_attention, q, k, v)
-    >>> found.value.hi, bool(found.error < 2.0**-80)
-    (array([[2.]]), True)
-    """
-    like = next((x for x in (*arrays, *options.values()) if _is_floating(x)), None)
-    if like is None:
-        raise TypeError("`arrays` must hold an array of float32 or float64, got none.")
-    like = like[0] if isinstance(like, Pair) else like
-    require(like, array_namespace(like))
-
-    def mapped(x: Any, change: Callable[[Any], Any]) -> Any:
-        if _is_floating(x):
-            return change(x)
-        return tuple(mapped(y, change) for y in x) if isinstance(x, tuple) else x
-
-    def run(change: Callable[[Any], Any]) -> Any:
-        named = {name: mapped(x, change) for name, x in options.items()}
-        return formula(*(mapped(x, change) for x in arrays), **named)
-
-    def near(x: Any) -> Any:
-        x = x[0] if isinstance(x, Pair) else x
-        return constant(x, array_namespace(like).astype(like, array_namespace(like).float64))
-
-    return _both(run(given), run(near))
-
-
-def _both(found: Any, near: Any) -> Any:
-    if isinstance(found, tuple):
-        both = (_both(x, y) for x, y in zip(found, near, strict=True))
-        return type(found)(*both) if hasattr(found, "_fields") else tuple(both)
-    if not isinstance(found, Paired):
-        return found
-    return bound_of(proven(found.hi, found.lo, found.e, near))
-
-
-def _is_floating(x: Any) -> bool:
-    if isinstance(x, Pair):
-        return True
-    return is_array_api_obj(x) and bool(array_namespace(x).isdtype(x.dtype, "real floating"))
+            x = x.space.sum(x, axis=axis, keepdims=True)
+    return x.space.reshape(x, final)

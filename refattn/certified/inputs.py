@@ -10,22 +10,21 @@ from typing import Any
 
 from ..arrays import checks, qkv
 from ..arrays.heads import Alibi, group_heads
-from ..arrays.library import Array, array_namespace, constant, is_numpy_array
+from ..arrays.library import Array, array_namespace, is_numpy_array
 from ..engine.scores import Scores
 from ..numbers.doubled import Pair
-from ..numbers.paired import Paired
-from ..numbers.pairs import given
+from ..numbers.pairs import to_pairs
 from .assumptions import require
 from .blocks import Problem
 
 
 def prepare_pairs(
     q: Array | Pair, k: Array | Pair, v: Array | Pair, scale: Pair | None, scores: Scores
-) -> tuple[Problem, Callable[..., Paired]]:
+) -> tuple[Problem, Callable[..., Array]]:
     """Check arguments, and group heads; return also the function that undoes the groups."""
-    bias, slopes = scores.bias, None
-    if isinstance(bias, Alibi):
-        bias, slopes = None, bias.slopes
+    bias: Any = scores.bias
+    slopes = bias.slopes if isinstance(bias, Alibi) else None
+    bias = None if isinstance(bias, Alibi) else bias
     for name, x in (("q", q), ("k", k), ("v", v), ("bias", bias)):
         if isinstance(x, tuple):
             check_parts(name, x)
@@ -39,20 +38,15 @@ def prepare_pairs(
     )
     require(q1, xp)
     q, k, v, bias, sinks, slopes = (
-        None if x is None else _as_matrix(given(x)) for x in (q, k, v, bias, sinks, slopes)
+        None if x is None else _as_matrix(to_pairs(x)) for x in (q, k, v, bias, sinks, slopes)
     )
     mask = None if scores.mask is None else _as_matrix(scores.mask)
     (q, k, v, bias, sinks, slopes, mask), ungroup = group_heads(q, k, v, bias, sinks, slopes, mask)
-    q = q if scale is None else q * as_number(scale, q1)
+    q = q if scale is None else q * as_number(scale, q)
     checked = Scores(
         None, bias, mask, scores.causal, qkv.window(scores.window), softcap, sinks, slopes=slopes
     )
     return Problem(q, k, v, checked), ungroup
-
-
-def first_part(x: Any) -> Any:
-    """Return an array as it is, and of a pair the larger parts."""
-    return x[0] if isinstance(x, tuple) else x
 
 
 def _as_matrix(x: Any) -> Any:
@@ -78,11 +72,15 @@ def power_in_pairs(x: Any, exponent: str) -> Pair:
         return Pair(high, float(exact - decimal.Decimal(high)))
 
 
-def as_number(scale: Pair, like: Array) -> Paired:
-    """Make an array without axes of a number, which was rounded to 106 bits."""
-    wide = array_namespace(like).astype(like, array_namespace(like).float64)
-    hi, lo = (constant(x, wide) for x in scale)
-    return given(Pair(hi, lo), abs(hi) * 2.0**-105)
+def as_number(scale: Pair, like: Array) -> Array:
+    """Make an array without axes, in pairs as others, of a number rounded to 106 bits."""
+    hi, lo = (like.xp.asarray(x, dtype=like.dtype, device=like.device) for x in scale)
+    return to_pairs(Pair(hi, lo), abs(hi) * 2.0**-105)
+
+
+def first_part(x: Any) -> Any:
+    """Return an array as it is, and of a pair the larger parts."""
+    return x[0] if isinstance(x, tuple) else x
 
 
 def check_parts(name: str, x: Any) -> None:

@@ -27,8 +27,7 @@ from ..arrays import tokens
 from ..arrays.heads import group_with_lead
 from ..arrays.library import Array, as_written, device
 from ..engine.recurrent import Tokens, recur
-from ..numbers.paired import Paired
-from ..numbers.pairs import given, space
+from ..numbers.pairs import pair_space, to_pairs
 from ..numbers.products import FLOOR, SAFE
 from ..numbers.slices import higham_gamma
 from ..typing import Recurrent
@@ -98,13 +97,14 @@ def recurrent_attention(
     check_double(q)
     require(q, xp)
     arrays, lead, join = group_with_lead(q, k, v, *gates)
-    rows, *others, start = (None if x is None else given(x) for x in arrays)
+    pairs: list[Any] = [None if x is None else to_pairs(x) for x in arrays]
+    rows, *others, start = pairs
     factor = number_in_pairs(scale) or power_in_pairs(q.shape[-1], "-0.5")
-    rows, x, before = rows * as_number(factor, q), _Tokens(*others), read == "before"
-    state = space(xp).broadcast_to(start, (*lead, *start.shape[-2:]))
-    steps = [y if y is None else y.hi for y in x]
-    v1 = steps[1] if x.write is None else steps[-1] * steps[1]
-    near = recur(Tokens(rows.hi, steps[0], v1, *steps[2:-1]), state.hi, before, xp)
+    rows, x, before = rows * as_number(factor, rows), _Tokens(*others), read == "before"
+    state = pair_space(xp).broadcast_to(start, (*lead, *start.shape[-2:]))
+    k1, v1, *steps, w1 = (y if y is None else y.hi for y in x)
+    written: Any = v1 if w1 is None else w1 * v1
+    near = recur(Tokens(rows.hi, k1, written, *steps), state.hi, before, xp)
 
     outs = [rows[..., :0, :] @ state]
     for t in range(q.shape[-2]):
@@ -112,8 +112,8 @@ def recurrent_attention(
         old, state = state, _change(_Tokens(*(y if y is None else y[at] for y in x)), state, xp)
         outs.append(_times(rows[at], old if before else state, xp))
     out, last = (
-        proven(y.hi, y.lo, y.e, z)
-        for y, z in zip((space(xp).concat(outs, axis=-2), state), near, strict=True)
+        proven((*y.pair, y.e), z, xp)
+        for y, z in zip((pair_space(xp).concat(outs, axis=-2), state), near, strict=True)
     )
     last = last[tokens.one_of_each(start.hi, last.ndim)]
     last = last if rows.ndim == q.ndim else last[..., 0, :, :]
@@ -123,20 +123,20 @@ def recurrent_attention(
 class _Tokens(NamedTuple):
     """What tokens do, (..., n, .)."""
 
-    k: Paired
-    v: Paired
-    log_decay: Paired
-    a: Paired | None
+    k: Array
+    v: Array
+    log_decay: Array
+    a: Array | None
     b: Any
-    write: Paired | None
+    write: Array | None
 
 
-def _change(token: _Tokens, state: Paired, xp: Any) -> Paired:
+def _change(token: _Tokens, state: Array, xp: Any) -> Array:
     """Change the state, and the bound of its error, as one token does."""
-    (k, v, g, a, b, w), columns, exact = token, xp.matrix_transpose, given(state.pair)
-    decay = space(xp).where(g == 0.0, 1.0, space(xp).exp(g))
-    decay = space(xp).where(g <= 1.0, decay, math.nan)
-    turned = space(xp).matrix_transpose
+    (k, v, g, a, b, w), columns, exact = token, xp.matrix_transpose, to_pairs(state.pair)
+    decay = pair_space(xp).where(g == 0.0, 1.0, pair_space(xp).exp(g))
+    decay = pair_space(xp).where(g <= 1.0, decay, math.nan)
+    turned = pair_space(xp).matrix_transpose
     value = turned(decay) * exact + turned(k) * (v if w is None else w * v)
     if a is None:
         error = columns(decay.hi) * state.e + value.e
@@ -144,12 +144,12 @@ def _change(token: _Tokens, state: Paired, xp: Any) -> Paired:
         value = value + turned(a) * _times(b, exact, xp)
         norm = _bound_norm(decay.hi, a.hi, b.hi, xp)
         error = norm * state.e + xp.sum(value.e, axis=-2, keepdims=True)
-    return given(value.pair, error * SAFE)
+    return to_pairs(value.pair, error * SAFE)
 
 
-def _times(row: Paired, state: Paired, xp: Any) -> Paired:
+def _times(row: Array, state: Array, xp: Any) -> Array:
     """Multiply a row (..., 1, d) by the state, term by term: slices would have larger errors."""
-    return space(xp).sum(space(xp).matrix_transpose(row) * state, axis=-2, keepdims=True)
+    return pair_space(xp).sum(pair_space(xp).matrix_transpose(row) * state, axis=-2, keepdims=True)
 
 
 def _bound_norm(decay: Array, a: Array, b: Array, xp: Any) -> Array:

@@ -87,7 +87,7 @@ class Truth:
 
     def _with(self, other: Any, function: Callable[..., Array]) -> Truth:
         x, doubt = truth(other)
-        return Truth(function(self.x, x), self.doubt | doubt)
+        return Truth(function(self.x, x), self.doubt if doubt is None else self.doubt | doubt)
 
     def __invert__(self) -> Truth:
         return Truth(~self.x, self.doubt)
@@ -120,13 +120,13 @@ SIGNS = {
     "equal": "eq", "not_equal": "ne", "less": "lt", "less_equal": "le", "greater": "gt",
     "greater_equal": "ge",
 }  # fmt: skip
-_OPERATORS = {
+_RULES = {
     "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "pow": "pow",
     "matmul": "matmul", "neg": "negative", "abs": "abs",
 } | {sign: name for name, sign in SIGNS.items()}  # fmt: skip
 
 
-def _operator(name: str, *, turned: bool = False) -> Callable[..., Any]:
+def _rule(name: str, *, turned: bool = False) -> Callable[..., Any]:
     def run(x: Paired, *other: Any) -> Any:
         function: Callable[..., Any] = getattr(x.space, name)
         return function(*other, x) if turned else function(x, *other)
@@ -134,7 +134,7 @@ def _operator(name: str, *, turned: bool = False) -> Callable[..., Any]:
     return run
 
 
-for _sign, _name in _OPERATORS.items():
-    setattr(Paired, f"__{_sign}__", _operator(_name))
+for _sign, _name in _RULES.items():
+    setattr(Paired, f"__{_sign}__", _rule(_name))
     if _sign in ("add", "sub", "mul", "truediv", "matmul"):
-        setattr(Paired, f"__r{_sign}__", _operator(_name, turned=True))
+        setattr(Paired, f"__r{_sign}__", _rule(_name, turned=True))

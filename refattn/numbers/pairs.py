@@ -3,8 +3,8 @@ r"""Proven digits of any formula: an array type with the array API, over any lib
 `Paired` holds numbers as pairs of float64, hi + lo, with a bound e on their errors: exact numbers
 are no further than e from hi + lo. A formula that is called with such arrays returns such arrays.
 
-A formula may use what the array API has of: operators and comparisons; the functions that `Space`
-defines; `_MOVES`, which only move numbers; what creates arrays; indices. Arrays of integers and
+A formula may use what the array API has of: operators, comparisons; the functions that `PairSpace`
+defines; `_MOVED`, which only move numbers; what creates arrays; indices. Arrays of integers and
 booleans are those of the library, and any function of it takes them. Any other function of numbers
 is an error that names it. A comparison that errors leave open is a `Truth`: what `where` chooses by
 it has no bound.
@@ -53,24 +53,24 @@ from .products import FLOOR, SAFE, TINY, U2, Bounded, dot, remembered, sum_rows,
 
 _CACHED = 2**14  # numbers of an array that a cache holds with all that is made of it
 _FEW = 16  # numbers that are added two by two
-_MOVES = (
+_MOVED = (
     "reshape broadcast_to expand_dims squeeze permute_dims moveaxis swapaxes flip roll repeat tril "
     "triu take take_along_axis"
 )
 _CREATED = "zeros ones full empty eye zeros_like ones_like full_like empty_like"
-_SAME = (
+_KEPT = (
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float32 float64 inf nan pi e newaxis "
     "isdtype finfo iinfo result_type can_cast __array_namespace_info__"
 )
 
 
-def given(x: Any, error: Array | None = None) -> Array:
+def to_pairs(x: Any, error: Array | None = None) -> Array:
     """Take an array, or a pair of arrays that stands for their sum, with a bound on its error.
 
     Examples
     --------
-    >>> x = given(np.asarray([1.0, 2.0]))
-    >>> bool((x / 3 * 3 - x).e.max() < 2.0**-100)
+    >>> x = to_pairs(np.asarray([1.0, 2.0]))
+    >>> bool((x / 3 * 3 - x).e.max() < 2.0**-90)
     True
     """
     parts = x if isinstance(x, tuple) else (x,)
@@ -82,20 +82,20 @@ def given(x: Any, error: Array | None = None) -> Array:
     unknown = xp.isnan(hi)
     if xp.any(unknown):
         error = xp.where(unknown, math.inf, xp.zeros_like(hi) if error is None else error)
-    return paired(hi, *(lo or [None]), error, space=space(xp))
+    return paired(hi, *(lo or [None]), error, space=pair_space(xp))
 
 
 @cache
-def space(xp: Any) -> Space:
+def pair_space(xp: Any) -> PairSpace:
     """Return the namespace of pairs over one of arrays."""
-    return Space(xp)
+    return PairSpace(xp)
 
 
-def _say(name: str) -> str:
+def _refuse(name: str) -> str:
     return f"A formula in pairs must not use {name}: see refattn.numbers.pairs for what it may."
 
 
-class Space:
+class PairSpace:
     """The functions of the array API for pairs."""
 
     def __init__(self, xp: Any) -> None:
@@ -103,25 +103,25 @@ class Space:
         self.__name__ = f"pairs over {xp.__name__}"
 
     def __getattr__(self, name: str) -> Any:
-        if name in _SAME.split():
+        if name in _KEPT.split():
             return getattr(self.x, name)
-        rules = {_MOVES: self._move, _CREATED: self._create, " ".join(SIGNS): self._compare}
-        rule = next((y for x, y in rules.items() if name in x.split()), self._plain)
-        return partial(rule, name)
+        rules: dict[str, Callable[..., Any]] = dict.fromkeys(_MOVED.split(), self._move)
+        rules |= dict.fromkeys(_CREATED.split(), self._create) | dict.fromkeys(SIGNS, self._compare)
+        return partial(rules.get(name, self._plain), name)
 
     def _plain(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a function of integers and booleans."""
         if any(isinstance(x, Paired | Truth) for x in (*args, *kwargs.values())):
-            raise TypeError(_say(f"`{name}` of numbers"))
+            raise TypeError(_refuse(f"`{name}` of numbers"))
         found = getattr(self.x, name)(*args, **kwargs)
         if self._is_floating(found):
-            raise TypeError(_say(f"`{name}` of integers, whose result is rounded"))
+            raise TypeError(_refuse(f"`{name}` of integers, whose result is rounded"))
         return found
 
     def _create(self, name: str, *args: Any, **kwargs: Any) -> Any:
         first = (args[0].hi if isinstance(args[0], Paired) else args[0], *args[1:])
         if any(isinstance(x, Paired) for x in first):
-            raise TypeError(_say(f"`{name}` with an array for a number"))
+            raise TypeError(_refuse(f"`{name}` with an array for a number"))
         return self.asarray(getattr(self.x, name)(*first, **kwargs))
 
     def _is_floating(self, x: Any) -> bool:
@@ -133,15 +133,15 @@ class Space:
         if isinstance(x, Paired | Truth):
             return x
         found = self.x.asarray(x, dtype=dtype, device=device)
-        return given(found) if self._is_floating(found) else found
+        return to_pairs(found) if self._is_floating(found) else found
 
     def astype(self, x: Any, dtype: Any, copy: bool = True, device: Any = None) -> Any:
         """Make numbers of integers and booleans."""
         floating = self.x.isdtype(dtype, "real floating")
         if not isinstance(x, Paired):
-            return given(x) if floating else self.x.astype(x, dtype)
+            return to_pairs(x) if floating else self.x.astype(x, dtype)
         if not floating:
-            raise TypeError(_say(f"`astype` of numbers to {dtype}"))
+            raise TypeError(_refuse(f"`astype` of numbers to {dtype}"))
         return x
 
     def _numbers(self, *operands: Any) -> list[Any]:
@@ -151,7 +151,7 @@ class Space:
         for x in operands:
             if not isinstance(x, Paired):
                 if self._is_floating(x) and not isinstance(x, np.generic):
-                    raise TypeError(_say("an array of floats that is not its own"))
+                    raise TypeError(_refuse("an array of floats that is not its own"))
                 array = is_array_api_obj(x) and not isinstance(x, np.generic)
                 number = x if array else self.x.asarray(float(x), device=home)
                 x = paired(self.x.astype(number, self.x.float64), space=self)
@@ -304,7 +304,7 @@ class Space:
         rules = {2: lambda x: self.multiply(x, x), 0.5: self.sqrt, -0.5: self.sqrt}
         rules |= dict.fromkeys((0.25, -0.25), lambda x: self.sqrt(self.sqrt(x)))
         if isinstance(p, Paired) or p not in rules:
-            raise TypeError(_say(f"a power of {p}"))
+            raise TypeError(_refuse(f"a power of {p}"))
         found = rules[p](a)
         return found if p > 0 else self.divide(1.0, found)
 
@@ -314,14 +314,16 @@ class Space:
         With y the root in float64, of at most 4 u of relative error, and
         :math:`r = (a - y^2) / (2 y)`, it is y + r but for :math:`r^2 / (2 y) \le 8 u^2 y`. The
         difference is below 10 u a, and two sums round it by :math:`19 u^2 a`; r is divided once,
-        by :math:`5 u^2 y`. With an error, :math:`|\sqrt x - \sqrt a| \le e / \sqrt{a - e}`.
+        by :math:`5 u^2 y`. With an error, :math:`|\sqrt x - \sqrt a|` is at most
+        :math:`e / (\sqrt a + \sqrt{a - e})`, and :math:`\sqrt e` for a = 0.
         """
         (a,), xp = self._numbers(a), self.x
         y, there = xp.sqrt(a.hi), a.hi > 0
         hi, lo = two_product(y, y)
         found = two_sum(y, (((a.hi - hi) - lo) + a.lo) / (2 * xp.where(there, y, 1.0)))
         least = a.hi * (1 - 2.0**-50) - a.e
-        e = 24 * U2 * y + xp.where(a.e > 0, a.e / xp.sqrt(xp.where(least > 0, least, 0.0)), 0.0)
+        both = (y + xp.sqrt(xp.where(least > 0, least, 0.0))) * (1 - 2.0**-50)
+        e = 24 * U2 * y + xp.where(there, a.e / xp.where(there, both, 1.0), xp.sqrt(a.e))
         return self._made(found, self._floored(e * SAFE, a.hi, there, 2.0**-490))
 
     def exp(self, a: Any) -> Any:
@@ -386,13 +388,13 @@ class Space:
         return paired(hi, found.lo, e, space=self)
 
     def cos(self, a: Any) -> Any:
-        """Take the cosine, to the error of `cos_pair` and that of the number, and 2 at most."""
+        """Take the cosine, to the error of `cos_pair` and that of the number, or 0 to 1."""
         (a,), xp = self._numbers(a), self.x
-        found, e = cos_pair(a.pair, xp), (2.0**-69 + a.e) * SAFE
-        e = xp.where((xp.abs(a.hi) <= FARTHEST) & (e < 2), e, 2.0)
+        (hi, lo), e = cos_pair(a.pair, xp), (2.0**-69 + a.e) * SAFE
+        known = (xp.abs(a.hi) <= FARTHEST) & (e < 1)
         some = xp.isfinite(a.hi)
-        hi = xp.where(some, found.hi, math.nan)
-        return paired(hi, found.lo, xp.where(some, e, math.inf), space=self)
+        hi, lo, e = (xp.where(known, x, y) for x, y in ((hi, 0.0), (lo, 0.0), (e, 1.0)))
+        return paired(xp.where(some, hi, math.nan), lo, xp.where(some, e, math.inf), space=self)
 
     def sin(self, a: Any) -> Any:
         """Take the cosine of what is less by a quarter of a turn, of 106 bits."""
@@ -507,7 +509,7 @@ class Space:
         """Multiply matrices, by exact products of slices (`products`)."""
         a, b = self._numbers(a, b)
         if min(a.ndim, b.ndim) < 2:
-            raise TypeError(_say("`matmul` of vectors"))
+            raise TypeError(_refuse("`matmul` of vectors"))
         if a.shape[-1] == 1:
             return self.multiply(a, b)
         return self._total(dot(a, self.matrix_transpose(b), self.x, more=True))
@@ -531,13 +533,13 @@ class Space:
         (some, doubt), xp = truth(some), self.x
         if not any(isinstance(x, Paired | float) for x in (a, b)):
             if doubt is not None:
-                raise TypeError(_say("`where` to choose integers by numbers"))
+                raise TypeError(_refuse("`where` to choose integers by numbers"))
             return xp.where(some, a, b)
         if doubt is None and isinstance(a, Paired) and a.of[0] == "products":
             fresh = a.of[3] is None and some.shape[-2:-1] == (1,)
             if fresh and isinstance(b, float) and b == 0:
                 whole = partial(self._chosen, some, None, a, b)
-                return self._waiting(whole, *a.of[1:3], some[..., 0, :])
+                return self._waiting(whole, a.of[1], a.of[2], some[..., 0, :])
         return self._chosen(some, doubt, a, b)
 
     def _chosen(self, some: Any, doubt: Any, a: Any, b: Any) -> Any:
@@ -574,4 +576,4 @@ class Space:
 
 def _check_axis(name: str, axis: Any) -> None:
     if not isinstance(axis, int):
-        raise TypeError(_say(f"`{name}` but along one axis"))
+        raise TypeError(_refuse(f"`{name}` but along one axis"))

@@ -12,7 +12,7 @@ from refattn import certified
 from refattn.certified.blocks import Problem, attend_in_pairs, pull_back_in_pairs
 from refattn.engine.scores import Scores
 from refattn.judge.conformance.truth import digits
-from refattn.numbers.pairs import given
+from refattn.numbers.pairs import to_pairs
 from refattn.numbers.slices import sliced_error, sliced_products
 
 DPS = 60
@@ -498,12 +498,12 @@ def test_scales_keep_their_digits():
 def test_errors_of_arguments_come_through():
     """What values and biases are wrong by is in the bound, in full."""
     rng = np.random.default_rng(34)
-    q, k = (given(rng.standard_normal((3, 2))) for _ in range(2))
+    q, k = (to_pairs(rng.standard_normal((3, 2))) for _ in range(2))
     one, zero = np.ones((3, 2)), np.zeros((3, 3))
-    out, _ = attend_in_pairs(Problem(q, k, given(one, 1e-3 * one), Scores()))
+    out, _ = attend_in_pairs(Problem(q, k, to_pairs(one, 1e-3 * one), Scores()))
     assert (out.e >= 1e-3).all()
-    bias = given(zero, zero + 1e-3)
-    out, lse = attend_in_pairs(Problem(q, k, given(one), Scores(bias=bias)))
+    bias = to_pairs(zero, zero + 1e-3)
+    out, lse = attend_in_pairs(Problem(q, k, to_pairs(one), Scores(bias=bias)))
     assert (out.e >= 1.99e-3).all()  # through both sums, as all values are 1
     assert (lse.e >= 0.99e-3).all()
 
@@ -513,13 +513,13 @@ def test_errors_of_weights_are_in_those_that_values_and_gradients_inherit():
     zero, bias = np.zeros((2, 1)), np.asarray([[-5.0, 0.0]])
 
     def problem(off, v_error):
-        scores = Scores(bias=given(bias, np.full((1, 2), off)))
-        return Problem(given(zero[:1]), given(zero), given(zero, v_error), scores)
+        scores = Scores(bias=to_pairs(bias, np.full((1, 2), off)))
+        return Problem(to_pairs(zero[:1]), to_pairs(zero), to_pairs(zero, v_error), scores)
 
     most, p = 1 / (1 + math.exp(5 - 0.2)), 1 / (1 + math.exp(5))
     out, _ = attend_in_pairs(problem(0.1, np.asarray([[1.0], [0.0]])))
     assert (out.e >= most).all()
-    _, _, dv = pull_back_in_pairs(problem(1e-3, zero), given(np.ones((1, 1))))
+    _, _, dv = pull_back_in_pairs(problem(1e-3, zero), to_pairs(np.ones((1, 1))))
     assert dv.e[0] >= 1.98e-3 * p
 
 
