@@ -11,7 +11,7 @@ from ..engine.scores import Scores
 from ..numbers.doubled import Pair
 from ..numbers.pairs import to_pairs
 from .assumptions import require
-from .blocks import Problem, attend_in_pairs, bound_of, pull_back_in_pairs, sum_to
+from .blocks import PairedAttention, attend_in_pairs, bound_of, pull_back_in_pairs, sum_repeated
 from .inputs import (
     as_number,
     check_double,
@@ -207,7 +207,7 @@ def softmax_gradients(
     pulled = pull_back_in_pairs(problem, g)
     pulled[0] = pulled[0] * as_number(factor, pulled[0])
     wholes = zip(pulled, problem[:3], (q1, k1, v1), strict=True)
-    return Gradients(*(bound_of(sum_to(x, y.shape, tuple(z.shape))) for x, y, z in wholes))
+    return Gradients(*(bound_of(sum_repeated(x, y.shape, tuple(z.shape))) for x, y, z in wholes))
 
 
 @as_written
@@ -277,10 +277,12 @@ def random_feature_attention(
     root = power_in_pairs(q.shape[-1], "-0.25") if scale is None else power_in_pairs(scale, "0.5")
     x, y = (z * as_number(root, z) for z in (x, y))
     square = y.space.sum(y * y, axis=-1)[..., None, :]
-    to_keys = Problem(frequency, y, values, Scores(bias=square * -0.5, mask=mask))
+    to_keys = PairedAttention(frequency, y, values, Scores(bias=square * -0.5, mask=mask))
     f, log_z = attend_in_pairs(to_keys)
     bias = y.space.matrix_transpose(log_z) + log_w
-    return _undo_groups(*attend_in_pairs(Problem(x, frequency, f, Scores(bias=bias))), ungroup)
+    return _undo_groups(
+        *attend_in_pairs(PairedAttention(x, frequency, f, Scores(bias=bias))), ungroup
+    )
 
 
 def _undo_groups(out: Array, lse: Array, ungroup: Any) -> Certified:

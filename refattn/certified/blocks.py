@@ -18,11 +18,11 @@ from ..numbers.paired import Paired
 from ..numbers.pairs import to_pairs
 from .results import Bound
 
-_PAIRS = 2**16  # of queries and keys in a block
-_ROWS = (16, 128)  # the least and the most queries of a block
+_SCORES = 2**16  # of queries and keys in a block
+_QUERIES = (16, 128)  # the least and the most queries of a block
 
 
-class Problem(NamedTuple):
+class PairedAttention(NamedTuple):
     """Softmax attention in groups of heads; the scale is in the queries."""
 
     q: Array
@@ -30,7 +30,7 @@ class Problem(NamedTuple):
     v: Array
     scores: Scores
 
-    def take(self, head: tuple[slice, ...]) -> Problem:
+    def take(self, head: tuple[slice, ...]) -> PairedAttention:
         """Take the arrays of some heads."""
 
         def taken(x: Any) -> Any:
@@ -41,7 +41,7 @@ class Problem(NamedTuple):
             taken, (scores.bias, scores.mask, scores.sinks, scores.slopes)
         )
         own = scores._replace(bias=bias, mask=mask, sinks=sinks, slopes=slopes)
-        return Problem(taken(q), taken(k), taken(v), own)
+        return PairedAttention(taken(q), taken(k), taken(v), own)
 
     def rows(self, i: slice) -> tuple[slice, dict[str, Any]]:
         """Return the keys that some queries see by their place, and arguments of a formula."""
@@ -79,7 +79,7 @@ def _part(x: Any, index: tuple[slice, ...]) -> Any:
 
 
 @of_library
-def weigh(
+def make_weights(
     q: Array, k: Array, *, seen: Array, bias: Any, softcap: float | None, sinks: Any, **_: Any
 ) -> tuple[Array, Array]:
     """Compute the weights of softmax attention, as `naive.softmax_attention`, and their log sum."""
@@ -94,7 +94,7 @@ def weigh(
 @of_library
 def attend_to(q: Array, v: Array, *, seen: Array, **options: Any) -> tuple[Array, Array]:
     """Average values, and return the log normalisers."""
-    weights, lse = weigh(q, seen=seen, **options)
+    weights, lse = make_weights(q, seen=seen, **options)
     return weighted_sum(weights, v, seen), lse
 
 
@@ -107,7 +107,7 @@ def pull_rows(
     .. math:: \bar s_{ij} = p_{ij} (\bar p_{ij} - \sum_l p_{il} \bar p_{il}), \qquad
               \bar p_{ij} = g_i \cdot v_j
     """
-    p, _ = weigh(q, k, seen=seen, **options)
+    p, _ = make_weights(q, k, seen=seen, **options)
     d_p = xp.where(seen, products(g, v), 0.0)
     d_s = p * (d_p - xp.sum(p * d_p, axis=-1, keepdims=True))
     seen = xp.broadcast_to(seen, d_s.shape)
@@ -120,7 +120,7 @@ def pull_rows(
 
 
 @as_written
-def attend_in_pairs(problem: Problem) -> tuple[Array, Array]:
+def attend_in_pairs(problem: PairedAttention) -> tuple[Array, Array]:
     """Attend block by block, on threads: the outputs (..., n, d_v) and log normalisers (..., n, 1).
 
     Where nothing is proven, the numbers are those of `refattn.attend`.
@@ -132,7 +132,7 @@ def attend_in_pairs(problem: Problem) -> tuple[Array, Array]:
         for width in (v.shape[-1], 1)
     ]
 
-    def attend_box(item: tuple[tuple[slice, ...], Problem, slice]) -> None:
+    def attend_box(item: tuple[tuple[slice, ...], PairedAttention, slice]) -> None:
         head, own, i = item
         _, arguments = own.rows(i)
         for result, found in zip(results, attend_to(**arguments), strict=True):
@@ -155,7 +155,7 @@ def attend_in_pairs(problem: Problem) -> tuple[Array, Array]:
 
 
 @as_written
-def pull_back_in_pairs(problem: Problem, g: Array) -> list[Array]:
+def pull_back_in_pairs(problem: PairedAttention, g: Array) -> list[Array]:
     """Pull a cotangent of the output back to q, k and v, for every head of the result."""
     library, (lead, n, m) = problem.q.xp, _sizes(problem)
     shapes = ((*lead, y, x.shape[-1]) for x, y in zip(problem[:3], (n, m, m), strict=True))
@@ -177,18 +177,18 @@ def pull_back_in_pairs(problem: Problem, g: Array) -> list[Array]:
     return [to_pairs(Pair(hi, lo), e) for hi, lo, e in results]
 
 
-def _sizes(problem: Problem) -> tuple[tuple[int, ...], int, int]:
+def _sizes(problem: PairedAttention) -> tuple[tuple[int, ...], int, int]:
     scores = problem.scores
     arrays = (*problem[:3], scores.bias, scores.mask, scores.sinks, scores.slopes)
     return broadcast_lead(*arrays), problem.q.shape[-2], problem.k.shape[-2]
 
 
-def _boxes(problem: Problem) -> Iterator[tuple[tuple[slice, ...], Problem, slice]]:
+def _boxes(problem: PairedAttention) -> Iterator[tuple[tuple[slice, ...], PairedAttention, slice]]:
     """Cut heads and queries into blocks; those of the same heads share slices of their keys."""
     lead, n, m = _sizes(problem)
-    for head in tiles(lead, _PAIRS // max(1, n * m)):
+    for head in tiles(lead, _SCORES // max(1, n * m)):
         own = problem.take(head)
-        for i in blocks(0, n, min(max(_PAIRS // max(1, m), _ROWS[0]), _ROWS[1])):
+        for i in blocks(0, n, min(max(_SCORES // max(1, m), _QUERIES[0]), _QUERIES[1])):
             yield head, own, i
 
 
@@ -205,7 +205,7 @@ def bound_of(x: Array) -> Bound:
     return Bound(x.pair, x.e)
 
 
-def sum_to(x: Array, shape: tuple[int, ...], final: tuple[int, ...]) -> Array:
+def sum_repeated(x: Array, shape: tuple[int, ...], final: tuple[int, ...]) -> Array:
     """Sum over the axes along which arrays of this shape were repeated, and reshape."""
     extra = x.ndim - len(shape)
     for axis in range(x.ndim):

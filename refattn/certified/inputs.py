@@ -15,12 +15,12 @@ from ..engine.scores import Scores
 from ..numbers.doubled import Pair
 from ..numbers.pairs import to_pairs
 from .assumptions import require
-from .blocks import Problem
+from .blocks import PairedAttention
 
 
 def prepare_pairs(
     q: Array | Pair, k: Array | Pair, v: Array | Pair, scale: Pair | None, scores: Scores
-) -> tuple[Problem, Callable[..., Array]]:
+) -> tuple[PairedAttention, Callable[..., Array]]:
     """Check arguments, and group heads; return also the function that undoes the groups."""
     bias: Any = scores.bias
     slopes = bias.slopes if isinstance(bias, Alibi) else None
@@ -46,7 +46,7 @@ def prepare_pairs(
     checked = Scores(
         None, bias, mask, scores.causal, qkv.window(scores.window), softcap, sinks, slopes=slopes
     )
-    return Problem(q, k, v, checked), ungroup
+    return PairedAttention(q, k, v, checked), ungroup
 
 
 def _as_matrix(x: Any) -> Any:

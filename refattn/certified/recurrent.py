@@ -110,7 +110,7 @@ def recurrent_attention(
     for t in range(q.shape[-2]):
         at = (..., slice(t, t + 1), slice(None))
         old, state = state, _change(_Tokens(*(y if y is None else y[at] for y in x)), state, xp)
-        outs.append(_times(rows[at], old if before else state, xp))
+        outs.append(_read_row(rows[at], old if before else state, xp))
     out, last = (
         proven((*y.pair, y.e), z, xp)
         for y, z in zip((pair_space(xp).concat(outs, axis=-2), state), near, strict=True)
@@ -141,13 +141,13 @@ def _change(token: _Tokens, state: Array, xp: Any) -> Array:
     if a is None:
         error = columns(decay.hi) * state.e + value.e
     else:
-        value = value + turned(a) * _times(b, exact, xp)
+        value = value + turned(a) * _read_row(b, exact, xp)
         norm = _bound_norm(decay.hi, a.hi, b.hi, xp)
         error = norm * state.e + xp.sum(value.e, axis=-2, keepdims=True)
     return to_pairs(value.pair, error * SAFE)
 
 
-def _times(row: Array, state: Array, xp: Any) -> Array:
+def _read_row(row: Array, state: Array, xp: Any) -> Array:
     """Multiply a row (..., 1, d) by the state, term by term: slices would have larger errors."""
     return pair_space(xp).sum(pair_space(xp).matrix_transpose(row) * state, axis=-2, keepdims=True)
 

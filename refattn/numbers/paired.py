@@ -10,7 +10,7 @@ from typing import Any
 from ..arrays.library import Array, device
 from .doubled import Pair
 
-_ROWS, _MATRIX = (..., None, slice(None)), (..., None, slice(None), slice(None))
+_OF_ROWS, _MATRIX = (..., None, slice(None)), (..., None, slice(None), slice(None))
 
 
 class Paired:
@@ -62,9 +62,9 @@ class Paired:
         def taken() -> Paired:
             return self.moved(lambda x: x[index])
 
-        if index not in (_ROWS, _MATRIX):
+        if index not in (_OF_ROWS, _MATRIX):
             return taken()
-        cut = 1 if index == _ROWS else 2
+        cut = 1 if index == _OF_ROWS else 2
         shape = (*self.shape[:-cut], 1, *self.shape[-cut:])
         return Paired(
             lambda: taken().parts, shape, self.space, "rows" if cut == 1 else "matrix", self
@@ -86,7 +86,7 @@ class Truth:
         self.x, self.doubt = x, doubt
 
     def _with(self, other: Any, function: Callable[..., Array]) -> Truth:
-        x, doubt = truth(other)
+        x, doubt = as_truth(other)
         return Truth(function(self.x, x), self.doubt if doubt is None else self.doubt | doubt)
 
     def __invert__(self) -> Truth:
@@ -99,7 +99,7 @@ class Truth:
     __or__ = __ror__ = lambda self, other: self._with(other, operator.or_)
 
 
-def truth(x: Any) -> tuple[Any, Any]:
+def as_truth(x: Any) -> tuple[Any, Any]:
     """Return what a comparison says, and where it is open, or None."""
     return (x.x, x.doubt) if isinstance(x, Truth) else (x, None)
 

@@ -4,7 +4,7 @@ r"""Proven digits of any formula: an array type with the array API, over any lib
 are no further than e from hi + lo. A formula that is called with such arrays returns such arrays.
 
 A formula may use what the array API has of: operators, comparisons; the functions that `PairSpace`
-defines; `_MOVED`, which only move numbers; what creates arrays; indices. Arrays of integers and
+defines; `_MOVERS`, which only move numbers; what creates arrays; indices. Arrays of integers and
 booleans are those of the library, and any function of it takes them. Any other function of numbers
 is an error that names it. A comparison that errors leave open is a `Truth`: what `where` chooses by
 it has no bound.
@@ -48,12 +48,12 @@ from .doubled import (
     two_product,
     two_sum,
 )
-from .paired import SIGNS, Paired, Truth, paired, truth
+from .paired import SIGNS, Paired, Truth, as_truth, paired
 from .products import FLOOR, SAFE, TINY, U2, Bounded, dot, remembered, sum_rows, tidy
 
 _CACHED = 2**14  # numbers of an array that a cache holds with all that is made of it
-_FEW = 16  # numbers that are added two by two
-_MOVED = (
+_ADDED_IN_TURN = 16  # numbers that are added two by two
+_MOVERS = (
     "reshape broadcast_to expand_dims squeeze permute_dims moveaxis swapaxes flip roll repeat tril "
     "triu take take_along_axis"
 )
@@ -105,7 +105,7 @@ class PairSpace:
     def __getattr__(self, name: str) -> Any:
         if name in _KEPT.split():
             return getattr(self.x, name)
-        rules: dict[str, Callable[..., Any]] = dict.fromkeys(_MOVED.split(), self._move)
+        rules: dict[str, Callable[..., Any]] = dict.fromkeys(_MOVERS.split(), self._move)
         rules |= dict.fromkeys(_CREATED.split(), self._create) | dict.fromkeys(SIGNS, self._compare)
         return partial(rules.get(name, self._plain), name)
 
@@ -481,7 +481,7 @@ class PairSpace:
             return self._plain("sum", x, axis=axis, dtype=dtype, keepdims=keepdims)
         _check_axis("sum", axis)
         axis %= x.ndim
-        if axis < x.ndim - 1 or (x.shape[-1] <= _FEW and x.of[0] != "products"):
+        if axis < x.ndim - 1 or (x.shape[-1] <= _ADDED_IN_TURN and x.of[0] != "products"):
             total = self._add_in_turn(x, axis)
         elif x.of[0] == "products":
             total = self._sum_of_products(*x.of[1:])
@@ -530,7 +530,7 @@ class PairSpace:
 
     def where(self, some: Any, a: Any, b: Any) -> Any:
         """Choose between two arrays; without a bound where errors leave open which."""
-        (some, doubt), xp = truth(some), self.x
+        (some, doubt), xp = as_truth(some), self.x
         if not any(isinstance(x, Paired | float) for x in (a, b)):
             if doubt is not None:
                 raise TypeError(_refuse("`where` to choose integers by numbers"))

@@ -104,10 +104,10 @@ def _are_small(x: Any, f: Array, xp: Any) -> bool:
 
 def sum_rows(x: Any, xp: Any) -> list[Bounded]:
     """Sum rows, span by span: as `_dot` multiplies them by ones, which are slices themselves."""
-    return [_sum_rows(_columns(x, j), xp) for j in blocks(0, x.shape[-1], _SPAN)]
+    return [_sum_span(_columns(x, j), xp) for j in blocks(0, x.shape[-1], _SPAN)]
 
 
-def _sum_rows(x: Any, xp: Any) -> Bounded:
+def _sum_span(x: Any, xp: Any) -> Bounded:
     count, f = x.shape[-1], _powers(x, xp)[..., 0]
     parts = xp.reshape(_left(x, _LEVELS, xp), (*x.shape[:-1], _LEVELS, count))
     first, second, last = xp.moveaxis(xp.sum(parts, axis=-1), -1, 0)

@@ -9,7 +9,7 @@ import pytest
 
 import refattn
 from refattn import certified
-from refattn.certified.blocks import Problem, attend_in_pairs, pull_back_in_pairs
+from refattn.certified.blocks import PairedAttention, attend_in_pairs, pull_back_in_pairs
 from refattn.engine.scores import Scores
 from refattn.judge.conformance.truth import digits
 from refattn.numbers.pairs import to_pairs
@@ -238,7 +238,7 @@ def test_blocks_and_spans(monkeypatch):
     rng = np.random.default_rng(14)
     q, k, v = tensors(rng, 70, 3000, 8, 3, 9.0)
     one = certified.softmax_attention(q, k, v, window=(2500, 100))
-    monkeypatch.setattr("refattn.certified.blocks._ROWS", (3, 13))
+    monkeypatch.setattr("refattn.certified.blocks._QUERIES", (3, 13))
     other = certified.softmax_attention(q, k, v, window=(2500, 100))
     assert (apart(one.out, other.out) <= one.error + other.error).all()
     assert (one.error < 2.0**-60).all()
@@ -500,10 +500,10 @@ def test_errors_of_arguments_come_through():
     rng = np.random.default_rng(34)
     q, k = (to_pairs(rng.standard_normal((3, 2))) for _ in range(2))
     one, zero = np.ones((3, 2)), np.zeros((3, 3))
-    out, _ = attend_in_pairs(Problem(q, k, to_pairs(one, 1e-3 * one), Scores()))
+    out, _ = attend_in_pairs(PairedAttention(q, k, to_pairs(one, 1e-3 * one), Scores()))
     assert (out.e >= 1e-3).all()
     bias = to_pairs(zero, zero + 1e-3)
-    out, lse = attend_in_pairs(Problem(q, k, to_pairs(one), Scores(bias=bias)))
+    out, lse = attend_in_pairs(PairedAttention(q, k, to_pairs(one), Scores(bias=bias)))
     assert (out.e >= 1.99e-3).all()  # through both sums, as all values are 1
     assert (lse.e >= 0.99e-3).all()
 
@@ -514,7 +514,7 @@ def test_errors_of_weights_are_in_those_that_values_and_gradients_inherit():
 
     def problem(off, v_error):
         scores = Scores(bias=to_pairs(bias, np.full((1, 2), off)))
-        return Problem(to_pairs(zero[:1]), to_pairs(zero), to_pairs(zero, v_error), scores)
+        return PairedAttention(to_pairs(zero[:1]), to_pairs(zero), to_pairs(zero, v_error), scores)
 
     most, p = 1 / (1 + math.exp(5 - 0.2)), 1 / (1 + math.exp(5))
     out, _ = attend_in_pairs(problem(0.1, np.asarray([[1.0], [0.0]])))

@@ -59,7 +59,7 @@ def test_errors_are_multiplied_by_the_norm():
         after = recurrent._change(recurrent._Tokens(*x), state, np).e
         np.testing.assert_allclose(after, 1e-3 * norm, rtol=1e-8)
         assert (after >= 1e-3 * norm).all()
-    read = recurrent._times(to_pairs(k[:, row]), state, np)
+    read = recurrent._read_row(to_pairs(k[:, row]), state, np)
     assert (read.e >= 1e-3 * np.abs(k[0, 0]).sum()).all()
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ...arrays.arithmetic import flush_small
 from ...arrays.blocks import blocks
 from ...arrays.library import Array, Doubles
-from ...certified.blocks import Problem, attend_in_pairs
+from ...certified.blocks import PairedAttention, attend_in_pairs
 from ...engine.attend import Sums, combine, finite, normalise, sum_values
 from ...engine.scores import Band, Scores
 from ...numbers.pairs import to_pairs
@@ -218,7 +218,7 @@ def certify_rows(head: SoftmaxHead, i: slice) -> tuple[Array, Array]:
     bias, scale = None if bias is None else to_pairs(bias), to_pairs(np.asarray(head.scale))
     scores = Scores(None, bias, mask, head.causal, head.window, head.softcap, sink, shift=shift)
     q, k, v = map(to_pairs, (head.q[i], head.k[keys], head.v[keys]))
-    out, lse = attend_in_pairs(Problem(q * scale, k, v, scores))
+    out, lse = attend_in_pairs(PairedAttention(q * scale, k, v, scores))
     return out, lse[..., 0]
 
 
