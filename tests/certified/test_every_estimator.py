@@ -66,6 +66,7 @@ def arguments(function, options, seed=50):
 
 
 def leaves(x):
+    """Results, or the one."""
     return x if isinstance(x, tuple) and not isinstance(x, certified.Bound) else (x,)
 
 
@@ -87,3 +88,72 @@ def test_every_estimator_is_within_its_bound(function, options):
         assert x.error.max() <= 2.0**-50 * np.abs(x.value.hi).max()
     q, k, v = arrays
     assert not holds(found, formula(q, k, v * (1 + 2.0**-45), **options))
+
+
+def moved_to(x, xp):
+    if isinstance(x, tuple):
+        return tuple(moved_to(y, xp) for y in x)
+    return xp.asarray(x) if isinstance(x, np.ndarray) else x
+
+
+@pytest.mark.parametrize("library", ["torch", "array_api_strict"])
+@pytest.mark.parametrize(
+    "function",
+    ["linear_attention", "eva_attention", "linear_randomized_attention", "gated_delta_rule"],
+)
+def test_formulas_run_on_other_libraries(function, library):
+    xp = pytest.importorskip(library)
+    arrays, options = arguments(function, {})
+    wanted = certified.evaluate(getattr(naive, function), *arrays, **options)
+    options = {name: moved_to(x, xp) for name, x in options.items()}
+    found = certified.evaluate(getattr(naive, function), *moved_to(arrays, xp), **options)
+    for x, y in zip(leaves(found), leaves(wanted), strict=True):
+        off = [np.asarray(a) - b for a, b in zip(x.value, y.value, strict=True)]
+        assert (abs(off[0] + off[1]) <= np.asarray(x.error) + y.error).all()
+        assert (np.asarray(x.error) <= 2.0**-50 * np.abs(y.value.hi).max()).all()
+
+
+def test_kernels_and_moments_are_certified_too():
+    rng = np.random.default_rng(51)
+    x, y, omega = rng.standard_normal(D), rng.standard_normal(D), rng.standard_normal((S, D))
+    for features in ("positive", "hyperbolic", "trigonometric"):
+        options = {"features": features, "omega": omega}
+        found = certified.evaluate(naive.kernel_estimate, x, y, **options)
+        assert holds((found,), (digits.formulas(DPS).kernel_estimate(x, y, **options),))
+        assert found.error < 2.0**-50 * abs(found.value.hi)
+    x = rng.standard_normal((N, D)) + 100
+    found = certified.evaluate(naive.mean_and_covariance, x)
+    assert holds(found, digits.formulas(DPS).mean_and_covariance(x))
+    assert all((y.error < 2.0**-70).all() for y in found)
+
+
+def test_errors_grow_where_a_formula_cancels():
+    """The bound knows: of 1 + x - 1 for small x it is as large as the rounding of 1."""
+
+    def formula(q, k, v):
+        return (1.0 + q) - 1.0
+
+    q = np.full((1, 1), 2.0**-80)
+    found = certified.evaluate(formula, q, q, q)
+    assert 2.0**-106 < found.error < 2.0**-100
+    assert abs(found.value.hi + found.value.lo - q) <= found.error
+
+
+def test_what_is_not_proven_is_the_formula_in_float64():
+    (q, k, v), _ = arguments("softmax_attention", {"window": None})
+    q[2], v[5, 1] = np.nan, np.inf
+    found = certified.evaluate(naive.softmax_attention, q, k, v)
+    plain = naive.softmax_attention(q, k, v)
+    np.testing.assert_array_equal(np.isinf(found.error), ~np.isfinite(plain))
+    np.testing.assert_array_equal(found.value.hi[np.isinf(found.error)], plain[~np.isfinite(plain)])
+
+
+def test_a_formula_with_another_function_is_an_error():
+    def formula(q, k, v):
+        return q.__array_namespace__().sinh(q)
+
+    x = np.ones((2, 2))
+    with pytest.raises(TypeError, match="must not use `sinh` of numbers"):
+        certified.evaluate(formula, x, x, x)
+    with pytest.raises(TypeError, match="must hold an array"):
+        certified.evaluate(formula, 1.0)
