@@ -139,12 +139,12 @@ def _change(token: _Tokens, state: Array, xp: Any) -> Array:
     turned = pair_space(xp).matrix_transpose
     value = turned(decay) * exact + turned(k) * (v if w is None else w * v)
     if a is None:
-        error = columns(decay.hi) * state.e + value.e
+        error = columns(decay.hi + decay.e) * state.e + value.e
     else:
         value = value + turned(a) * _read_row(b, exact, xp)
         norm = _bound_norm(decay.hi, a.hi, b.hi, xp)
         error = norm * state.e + xp.sum(value.e, axis=-2, keepdims=True)
-    return to_pairs(value.pair, error * SAFE)
+    return to_pairs(value.pair, error * SAFE + xp.where(state.e > 0, FLOOR, 0.0 * state.e))
 
 
 def _read_row(row: Array, state: Array, xp: Any) -> Array:

@@ -49,7 +49,7 @@ from .doubled import (
     two_sum,
 )
 from .paired import SIGNS, Paired, Truth, as_truth, paired
-from .products import FLOOR, SAFE, TINY, U2, Bounded, dot, remembered, sum_rows, tidy
+from .products import FLOOR, SAFE, TINY, U2, Bounded, dot, is_something, remembered, sum_rows, tidy
 
 _CACHED = 2**14  # numbers of an array that a cache holds with all that is made of it
 _ADDED_IN_TURN = 16  # numbers that are added two by two
@@ -279,7 +279,7 @@ class PairSpace:
             e = e + a.e * xp.abs(b.hi)
         if b.inexact:
             e = e + b.e * (xp.abs(a.hi) + a.e)
-        e = self._floored(e * SAFE, size, (a.hi != 0) & (b.hi != 0))
+        e = self._floored(e * SAFE, size, is_something(a) & is_something(b))
         return self._made(found, e, operator.mul, (a, b))
 
     def divide(self, a: Any, b: Any) -> Any:
@@ -297,7 +297,8 @@ class PairSpace:
         some = xp.where(least > 0, least, 1.0)
         e = 14 * U2 * size + xp.where(least > 0, (a.e + size * b.e) / some, math.inf)
         smaller = xp.minimum(size, xp.abs(a.hi) + xp.zeros_like(size))
-        return self._made(found, self._floored(e * SAFE, smaller, a.hi != 0, FLOOR / some + FLOOR))
+        e = self._floored(e * SAFE, smaller, is_something(a), FLOOR / some + FLOOR)
+        return self._made(found, e)
 
     def pow(self, a: Any, p: Any) -> Any:
         """Raise to the power 2, 1/2, 1/4, -1/2 or -1/4, by roots and their inverses."""
@@ -519,9 +520,11 @@ class PairSpace:
         if a.of[0] == "scaled":
             return self.multiply(a.of[2], self._sum_of_products(a.of[1], b, seen))
         xp, a = self.x, a if seen is None else self.where(seen, a, 0.0)
-        rows, spoilt, power = remembered(b, "tidy", lambda: tidy(b, self.where, xp))
-        a = a if power is None else a.moved(lambda x: x * power)
-        found = self._total(dot(a, rows, xp, floored=power is not None))
+        rows, spoilt, power, nothing = remembered(b, "tidy", lambda: tidy(b, self.where, xp))
+        if power is not None:
+            nothing = nothing | ~xp.any(is_something(a), axis=-1, keepdims=True)
+            a = a.moved(lambda x: x * power)
+        found = self._total(dot(a, rows, xp, nothing=nothing))
         if spoilt is None:
             return found
         weight = xp.ones_like(a.hi) if seen is None else xp.astype(seen, xp.float64)

@@ -47,18 +47,26 @@ def remembered(x: Any, name: Any, make: Callable[[], _Made]) -> _Made:
     return found
 
 
-def dot(a: Any, b: Any, xp: Any, *, more: bool = False, floored: bool = False) -> list[Bounded]:
-    """Multiply matrices, span by span of their last axes; they may need more slices, or a floor."""
+def is_something(x: Any) -> Array:
+    """Say what may differ from 0: products of bounds may underflow, too."""
+    return (x.hi != 0) | (x.e > 0) if x.inexact else x.hi != 0
+
+
+def dot(a: Any, b: Any, xp: Any, *, more: bool = False, nothing: Any = None) -> list[Bounded]:
+    """Multiply matrices, span by span of their last axes; all may need more slices to be small.
+
+    Where there is `nothing`, factors are 0; if it is given, some others may have underflowed.
+    """
     if 0 in (a.shape[-1], a.size, b.size):
         lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         shape = (*lead, a.shape[-2], b.shape[-2])
         hi = xp.zeros(shape, dtype=xp.float64, device=device(a.hi))
         return [(Pair(hi, hi), hi)]
     spans = list(blocks(0, a.shape[-1], _SPAN))
-    return [_dot(_columns(a, j), _columns(b, j), xp, more, floored) for j in spans]
+    return [_dot(_columns(a, j), _columns(b, j), xp, more, nothing) for j in spans]
 
 
-def _dot(a: Any, b: Any, xp: Any, more: bool, floored: bool) -> Bounded:
+def _dot(a: Any, b: Any, xp: Any, more: bool, nothing: Any) -> Bounded:
     r"""Multiply matrices cut into slices.
 
     With f the largest powers of two that are at most the largest magnitudes of the rows, L slices
@@ -82,9 +90,11 @@ def _dot(a: Any, b: Any, xp: Any, more: bool, floored: bool) -> Bounded:
     turn = xp.matrix_transpose
     f_b = turn(f_b)
     error = (sliced_error(count, bits, levels) + count * 2.0**-98) * f_a * f_b
-    if floored or any(xp.any(~(f >= _NORMAL)) for f in (f_a, f_b)):
-        some = (f_a != 0) & (f_b != 0)  # not of nan either
-        error = xp.where(some, error + count * FLOOR * (1 + f_a + f_b), 0.0)
+    if nothing is None and any(xp.any(~(f >= _NORMAL)) for f in (f_a, f_b)):
+        some = [xp.any(is_something(x), axis=-1, keepdims=True) for x in (a, b)]
+        nothing = ~(some[0] & turn(some[1]))
+    if nothing is not None:
+        error = xp.where(nothing, 0.0, error + count * FLOOR * (1 + f_a + f_b))
     if a.inexact:
         if not b.inexact and _are_small(a, f_a, xp):
             error = error + 2.1 * count * xp.max(a.e, axis=-1, keepdims=True) * f_b
@@ -118,24 +128,25 @@ def _sum_span(x: Any, xp: Any) -> Bounded:
     return two_sum(hi, lo + last), bound * SAFE
 
 
-def tidy(b: Any, where: Callable[..., Any], xp: Any) -> tuple[Any, Any, Any]:
+def tidy(b: Any, where: Callable[..., Any], xp: Any) -> tuple[Any, Any, Any, Any]:
     """Prepare rows (..., c, K) for sums of which parts are hidden.
 
     Return them with 0 for what is not finite, where that was, and powers of two by which they were
     divided, along the last axis, if the rest is of different sizes: then what hides a number, a
-    factor of 0, hides its size, too.
+    factor of 0, hides its size, too. The last result are the rows of nothing but 0, (..., 1, c).
     """
     finite = xp.isfinite(b.hi) & (b.e < math.inf)
     spoilt = None if xp.all(finite) else xp.astype(~finite, xp.float64)
     b = b if spoilt is None else where(finite, b, 0.0)
     if b.size == 0:
-        return b, spoilt, None
+        return b, spoilt, None, None
     most = xp.max(xp.abs(b.hi), axis=-2, keepdims=True)
     most = xp.where(most > TINY, most, TINY)
     if xp.max(most) <= _APART * xp.min(most):
-        return b, spoilt, None
+        return b, spoilt, None, None
     power = power_of_two(most * 2.0**-60, xp) * 2.0**60  # of numbers up to 2^1023
-    return b.moved(lambda x: x / power), spoilt, power
+    nothing = xp.matrix_transpose(~xp.any(is_something(b), axis=-1, keepdims=True))
+    return b.moved(lambda x: x / power), spoilt, power, nothing
 
 
 def _powers(x: Any, xp: Any) -> Array:

@@ -558,3 +558,20 @@ def test_leading_axes_of_some_arrays(shape):
         for x, found, expected in zip(arrays, gradients, gradients_alone, strict=False):
             if x.ndim == 3:
                 np.testing.assert_allclose(found.value.hi[h], expected.value.hi, rtol=1e-15)
+
+
+def test_bounds_hold_where_weights_underflow():
+    """A sink above all scores, and values of 1e-200."""
+    rng = np.random.default_rng(40)
+    q, k, v = tensors(rng, 3, 5, 2, 2, 300.0)
+    v[2:] *= 1e-200
+    d_out = rng.standard_normal((3, 2))
+    for sink in (-50.0, 700.0, 3e11):
+        options = {"sinks": np.asarray(sink), "causal": True}
+        assert holds(
+            certified.softmax_attention(q, k, v, **options), *reference(q, k, v, **options)
+        )
+        found = certified.softmax_gradients(q, k, v, d_out, **options)
+        want = pulled(q, k, v, d_out, **options)
+        for name, x in found._asdict().items():
+            assert least_ratio(x.error, abs(number(x.value) - want[name])) >= 1

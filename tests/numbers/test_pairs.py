@@ -311,3 +311,18 @@ def test_exponentials_of_rows_are_computed_once():
     apart = abs((second.hi - direct.hi) + (second.lo - direct.lo))
     assert (apart <= second.e + direct.e).all()
     assert (XP.sum(second, axis=-1).e <= 2.0**-66 + 6e-25).all()
+
+
+def test_bounds_that_underflow_are_not_0():
+    """Of products of what may differ from 0, also where rows are balanced."""
+    tiny, one = np.full((1, 2), 1e-300), np.ones((1, 2))
+    zero = to_pairs(0 * one, tiny)
+    assert (XP.multiply(zero, zero).e > 0).all()
+    assert (XP.multiply(to_pairs(tiny), to_pairs(tiny)).e > 0).all()
+    assert (XP.divide(zero, to_pairs(1e300 * one)).e > 0).all()
+    assert (XP.matmul(zero, XP.matrix_transpose(to_pairs(tiny))).e > 0).all()
+    average = terms.of_library(terms.weighted_sum)
+    values = to_pairs(np.asarray([[1e-204], [1e-260]]))
+    for weights in (zero, to_pairs(tiny)):
+        assert (average(weights, values, np.ones((1, 2), bool)).e > 0).all()
+    assert (average(to_pairs(0 * one), values, np.ones((1, 2), bool)).e == 0).all()
