@@ -104,8 +104,10 @@ def divide_pairs(a: Pair, b: Pair) -> Pair:
     return fast_two_sum(first, rest / b.hi)
 
 
-def exp_pair(x: Pair, xp: Any) -> Pair:
+def exp_pair(x: Pair, xp: Any, *, within: bool = False) -> Pair:
     r"""Return e^x, for x up to 709 with |lo| <= u |hi|, to 2^-69 of it; 0 below -699.
+
+    If all x are `within` -699 and 709, nothing is replaced.
 
     .. math:: e^x = 2^{\lfloor c / 256 \rfloor} \; 2^{(c \bmod 256) / 256} \; e^r, \qquad
               c = \mathrm{round}(256 x / \ln 2), \quad r = x - c \ln 2 / 256
@@ -121,8 +123,10 @@ def exp_pair(x: Pair, xp: Any) -> Pair:
     of_two, lowest = _powers_of_two()
     first, second, powers = (constant(t, x.hi) for t in (*_powers_of_step(), of_two))
     (c1, c2, c3), inverse = _log_of_step()
-    top = xp.where(x.hi > _LOWEST, x.hi, _LOWEST)  # nan is not above either
-    top = xp.where(top < _HIGHEST, top, _HIGHEST)
+    top = x.hi
+    if not within:
+        top = xp.where(x.hi > _LOWEST, x.hi, _LOWEST)  # nan is not above either
+        top = xp.where(top < _HIGHEST, top, _HIGHEST)
     count = xp.round(top * inverse)
     r, rest = two_sum(top - count * c1, -(count * c2))
     rest = rest + (x.lo - count * c3)

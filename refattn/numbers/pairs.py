@@ -365,12 +365,15 @@ class PairSpace:
 
     def _exp(self, a: Any) -> Any:
         xp, (high, low, wrong) = self.x, a.parts
-        found = exp_pair(Pair(high, low), xp)
-        relative: Any = EXP_ROUNDING
+        relative: Any
+        within = a.size > 0 and xp.min(high) >= -600.0 and xp.max(high) <= 709.0  # not of nan
+        found, relative = exp_pair(Pair(high, low), xp, within=bool(within)), EXP_ROUNDING
         if wrong is not None:
-            relative = xp.where(wrong < 1, EXP_ROUNDING + wrong * (1 + wrong), math.inf)
+            relative = relative + wrong * (1 + wrong)
+            if not (a.size > 0 and xp.max(wrong) < 1):
+                relative = xp.where(wrong < 1, relative, math.inf)
         e = found.hi * (relative * SAFE)
-        if high.size == 0 or (xp.min(high) >= -600.0 and xp.max(high) <= 709.0):  # not of nan
+        if within:
             return paired(*found, e, space=self)
         none, unknown = (high == -math.inf) & (a.e < math.inf), xp.isnan(high)
         e = xp.where(high < -600, xp.where(a.e < 1, e + FLOOR, math.inf), e)
