@@ -34,7 +34,7 @@ TABLE = {
     "estimators": "engine features kernels numbers sampling",
     "gradients": "attention engine estimators numbers registry",
     "streaming": "attention engine estimators features",
-    "certified": "engine",
+    "certified": "engine naive numbers",
     "distributed": "attention engine estimators sampling streaming",
     "theory": "attention estimators kernels sampling",
     "adapt": "estimators moments sampling theory",

@@ -16,8 +16,15 @@ import numpy as np
 
 from ..arrays.library import Array, array_namespace, device, has_float64, to_host
 from ..arrays.words import with_known_keywords
-from .pairs import EXP_ROUNDING, ROUNDING, Pair, as_pair, exp_pair, two_product, two_sum
-from .slices import Slices, bits_of_slices, facing, side_by_side, sliced_error, sliced_products
+from ..numbers.doubled import EXP_ROUNDING, ROUNDING, Pair, as_pair, exp_pair, two_product, two_sum
+from ..numbers.slices import (
+    Slices,
+    bits_of_slices,
+    facing,
+    side_by_side,
+    sliced_error,
+    sliced_products,
+)
 
 _Run = Callable[..., list[Any]]  # calls a function of arrays on the device: results on the host
 

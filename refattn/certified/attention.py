@@ -8,20 +8,19 @@ from ..arrays import checks, frequencies, qkv
 from ..arrays.heads import Alibi, group_heads, grouped_lead
 from ..arrays.library import Array, as_written
 from ..engine.scores import Scores
+from ..numbers.doubled import Pair
+from ..numbers.pairs import to_pairs
 from .assumptions import require
-from .backward import pull_back_with_bounds, sum_bounds_to
-from .forward import Arguments, Bounded, attend_with_bounds, largest, largest_finite
+from .blocks import PairedAttention, attend_in_pairs, bound_of, pull_back_in_pairs, sum_repeated
 from .inputs import (
-    as_arrays,
+    as_number,
     check_double,
     check_parts,
     first_part,
     number_in_pairs,
     power_in_pairs,
     prepare_pairs,
-    widen,
 )
-from .pairs import Pair, add_pairs, dot_pairs, multiply_pairs
 from .results import Certified, Gradients
 
 
@@ -65,8 +64,7 @@ def attend(
         up to 4096 and m up to 2^16, unless some values are 2^20 times others. A query that sees no
         key, and no sink, has out 0 and lse -inf, without error. Where the bound is infinity, the
         result is that of `refattn.attend`: in rows that infinities or nan reach, and for exponents
-        beyond about 1e15. A cap c adds 2^-66 c to the errors of scores. Bounds are never below
-        2^-1000 times m.
+        beyond about 1e15. A cap c adds about 2^-67 c to the errors of scores.
 
     Raises
     ------
@@ -89,9 +87,9 @@ def attend(
     """
     checks.real("scale", scale, like=first_part(q))
     factor = None if scale == 1 else number_in_pairs(scale)
-    scores = Scores(factor, bias, mask, causal, window, softcap, sinks)
-    args, ungroup = prepare_pairs(q, k, v, scores)
-    return _undo_groups(attend_with_bounds(args), ungroup)
+    scores = Scores(None, bias, mask, causal, window, softcap, sinks)
+    problem, ungroup = prepare_pairs(q, k, v, factor, scores)
+    return _undo_groups(*attend_in_pairs(problem), ungroup)
 
 
 @as_written
@@ -138,10 +136,9 @@ def softmax_attention(
            [2.92423431]]), proven=array([[ True],
            [ True]]))
     """
-    factor = _scale_or_default(scale, q)
-    scores = Scores(factor, bias, mask, causal, window, softcap, sinks)
-    args, ungroup = prepare_pairs(q, k, v, scores)
-    return _undo_groups(attend_with_bounds(args), ungroup)
+    scores = Scores(None, bias, mask, causal, window, softcap, sinks)
+    problem, ungroup = prepare_pairs(q, k, v, _scale_or_default(scale, q), scores)
+    return _undo_groups(*attend_in_pairs(problem), ungroup)
 
 
 @as_written
@@ -166,10 +163,7 @@ def softmax_gradients(
         \bar q_i = \mathrm{scale} \sum_j \bar s_{ij} k_j, \quad
         \bar k_j = \mathrm{scale} \sum_i \bar s_{ij} q_i
 
-    for the cotangent g of the output. The errors of the weights p, of the products with g and of
-    the sums add up, as in the proof of `refattn.certified`. The weights are those of step 3 of that
-    proof, with the shift lse instead of t; its error is added to that of the exponents. Each bound
-    is summed together with its terms.
+    for the cotangent g of the output: this formula over pairs.
 
     Parameters
     ----------
@@ -194,10 +188,12 @@ def softmax_gradients(
            [ 1.]]), True)
     """
     factor = _scale_or_default(scale, q)
-    args, _ = prepare_pairs(q, k, v, Scores(factor, bias, mask, causal, window, sinks=sinks))
+    problem, _ = prepare_pairs(
+        q, k, v, factor, Scores(None, bias, mask, causal, window, None, sinks)
+    )
     if isinstance(d_out, tuple):
         check_parts("d_out", d_out)
-    (q1, k1, v1), g1, xp = (first_part(x) for x in (q, k, v)), first_part(d_out), args.xp
+    (q1, k1, v1), g1 = map(first_part, (q, k, v)), first_part(d_out)
     checks.is_array("d_out", g1)
     checks.same_home("d_out", g1, "q", q1)
     checks.arrays(2, d_out=g1)
@@ -207,11 +203,11 @@ def softmax_gradients(
         raise ValueError(
             f"`d_out` must have the shape of the output, {shape}, got {tuple(g1.shape)}."
         )
-    (_, _, _, *parts), _ = group_heads(q1, k1, v1, *widen(d_out, xp))
-    bounds = zip(pull_back_with_bounds(args, Pair(*parts)), args[:3], (q1, k1, v1), strict=True)
-    return Gradients(
-        *(sum_bounds_to(x, tuple(y.hi.shape), tuple(z.shape), xp) for x, y, z in bounds)
-    )
+    (*_, g), _ = group_heads(q1, k1, v1, to_pairs(d_out))
+    pulled = pull_back_in_pairs(problem, g)
+    pulled[0] = pulled[0] * as_number(factor, pulled[0])
+    wholes = zip(pulled, problem[:3], (q1, k1, v1), strict=True)
+    return Gradients(*(bound_of(sum_repeated(x, y.shape, tuple(z.shape))) for x, y, z in wholes))
 
 
 @as_written
@@ -276,57 +272,28 @@ def random_feature_attention(
     if features == "hyperbolic":
         omega = xp.concat([omega, -omega], axis=-2)
         log_weight = xp.concat([log_weight, log_weight], axis=-1)
-    (q, k, v, omega, log_weight, mask), ungroup = group_heads(
-        q, k, v, omega, log_weight[..., None, :], mask
+    arrays = (to_pairs(x) for x in (q, k, v, omega, log_weight[..., None, :]))
+    (x, y, values, frequency, log_w, mask), ungroup = group_heads(*arrays, mask)
+    root = power_in_pairs(q.shape[-1], "-0.25") if scale is None else power_in_pairs(scale, "0.5")
+    x, y = (z * as_number(root, z) for z in (x, y))
+    square = y.space.sum(y * y, axis=-1)[..., None, :]
+    to_keys = PairedAttention(frequency, y, values, Scores(bias=square * -0.5, mask=mask))
+    f, log_z = attend_in_pairs(to_keys)
+    bias = y.space.matrix_transpose(log_z) + log_w
+    return _undo_groups(
+        *attend_in_pairs(PairedAttention(x, frequency, f, Scores(bias=bias))), ungroup
     )
-    q, k, v, omega, log_weight = (widen(x, xp) for x in (q, k, v, omega, log_weight))
-    d = q.hi.shape[-1]
-    root = power_in_pairs(d, "-0.25") if scale is None else power_in_pairs(scale, "0.5")
-    root = as_arrays(root, q.hi)
-    if mask is not None:  # what no query sees has no part in the bounds
-        seen = xp.matrix_transpose(mask)
-        k, v = (Pair(*(xp.where(seen, x, 0.0) for x in y)) for y in (k, v))
-    q, k = multiply_pairs(q, root), multiply_pairs(k, root)
-    to_keys = _attend_to_keys(omega, k, v, mask, xp)
-    bias, wrong = _bias_of_samples(to_keys, log_weight, xp)
-    to_samples = Arguments(q, omega, to_keys.out, xp, Scores(bias=bias), to_keys.error, wrong)
-    return _undo_groups(attend_with_bounds(to_samples), ungroup)
 
 
-def _attend_to_keys(omega: Pair, k: Pair, v: Pair, mask: Array | None, xp: Any) -> Bounded:
-    """Attend from samples to keys, with the bias -|k|^2 / 2."""
-    square, d = dot_pairs(k, k, xp), k.hi.shape[-1]
-    bias = Pair(*(-0.5 * x[..., None, :] for x in square))
-    # Roundings of k, of its squares and of their sum.
-    wrong = (d + 16) * 2.0**-102 * largest(bias.hi, (-2, -1), xp)
-    scores = Scores(bias=bias, mask=mask)
-    return attend_with_bounds(Arguments(omega, k, v, xp, scores, bias_error=wrong))
+def _undo_groups(out: Array, lse: Array, ungroup: Any) -> Certified:
+    out, lse = ungroup(out), ungroup(lse)[..., 0]
+    return Certified(out.pair, lse.pair, out.e, lse.e)
 
 
-def _bias_of_samples(samples: Bounded, log_weight: Pair, xp: Any) -> tuple[Pair, Array]:
-    """Add log weights to the log normalisers of samples, and bound the error of the sums."""
-    lse = Pair(*(x[..., None, :] for x in samples.lse))
-    seen = xp.isfinite(lse.hi) & xp.isfinite(log_weight.hi)
-    parts = (Pair(*(xp.where(seen, x, 0.0) for x in y)) for y in (lse, log_weight))
-    total = add_pairs(*parts)
-    bias = Pair(xp.where(seen, total.hi, lse.hi + log_weight.hi), total.lo)
-    # A sample that sees no key has no error; one whose terms overflow has an infinite one.
-    wrong = largest(samples.lse_error[..., None, :], (-2, -1), xp)
-    return bias, wrong + 2.0**-102 * largest_finite(bias.hi, xp)
-
-
-def _undo_groups(bounded: Bounded, ungroup: Any) -> Certified:
-    out, lse = (
-        Pair(*(ungroup(x, core=core) for x in pair))
-        for pair, core in ((bounded.out, 2), (bounded.lse, 1))
-    )
-    return Certified(out, lse, ungroup(bounded.error), ungroup(bounded.lse_error, core=1))
-
-
-def _scale_or_default(scale: Any, q: Array | Pair) -> Pair | None:
+def _scale_or_default(scale: Any, q: Array | Pair) -> Pair:
     """Check the scale and return it in pairs, 1 / sqrt(d) by default."""
     x = first_part(q)
     checks.real("scale", scale, optional=True, like=x)
     checks.arrays(2, q=x)
     d = max(1, x.shape[-1])  # a head size of 0 is refused with all other shapes
-    return power_in_pairs(d, "-0.5") if scale is None else number_in_pairs(scale)
+    return number_in_pairs(scale) or power_in_pairs(d, "-0.5")

@@ -3,72 +3,55 @@
 from __future__ import annotations
 
 import decimal
+from collections.abc import Callable
 from fractions import Fraction
 from numbers import Rational
 from typing import Any
 
 from ..arrays import checks, qkv
 from ..arrays.heads import Alibi, group_heads
-from ..arrays.library import Array, array_namespace, constant, is_numpy_array
+from ..arrays.library import Array, array_namespace, is_numpy_array
 from ..engine.scores import Scores
+from ..numbers.doubled import Pair
+from ..numbers.pairs import to_pairs
 from .assumptions import require
-from .forward import Arguments
-from .pairs import Pair, as_pair, two_sum
+from .blocks import PairedAttention
 
 
 def prepare_pairs(
-    q: Array | Pair,
-    k: Array | Pair,
-    v: Array | Pair,
-    scores: Scores,
-) -> tuple[Arguments, Any]:
-    """Check arguments, and group heads; return also the function that undoes the groups.
-
-    The scale is a pair already.
-    """
-    scale, bias, mask, causal, window, softcap, sinks, *_ = scores
+    q: Array | Pair, k: Array | Pair, v: Array | Pair, scale: Pair | None, scores: Scores
+) -> tuple[PairedAttention, Callable[..., Array]]:
+    """Check arguments, and group heads; return also the function that undoes the groups."""
+    bias: Any = scores.bias
     slopes = bias.slopes if isinstance(bias, Alibi) else None
     bias = None if isinstance(bias, Alibi) else bias
     for name, x in (("q", q), ("k", k), ("v", v), ("bias", bias)):
         if isinstance(x, tuple):
             check_parts(name, x)
-    q1, k1, v1, bias1 = (first_part(x) for x in (q, k, v, bias))
-    xp, _ = qkv.check(q1, k1, v1, bias=bias1, mask=mask, causal=causal)
+    q1, k1, v1, bias1 = map(first_part, (q, k, v, bias))
+    xp, _ = qkv.check(q1, k1, v1, bias=bias1, mask=scores.mask, causal=scores.causal)
     check_double(q1)
-    softcap = qkv.softcap(softcap, q1)
+    softcap = qkv.softcap(scores.softcap, q1)
     sinks, slopes = (
         None if x is None else qkv.of_heads(name, x, q1, k1, v1)
-        for name, x in (("sinks", sinks), ("slopes", slopes))
+        for name, x in (("sinks", scores.sinks), ("slopes", slopes))
     )
     require(q1, xp)
-    sinks, slopes = (None if x is None else widen(x, xp).hi for x in (sinks, slopes))
-    bias = None if bias is None else Pair(*(_as_matrix(x, xp) for x in widen(bias, xp)))
-    mask = None if mask is None else _as_matrix(mask, xp)
-    wide = [*widen(q, xp), *widen(k, xp), *widen(v, xp), *(bias or (None, None))]
-    (_, _, _, *grouped), ungroup = group_heads(q1, k1, v1, *wide, mask, sinks, slopes)
-    q1, q2, k1, k2, v1, v2, bias1, bias2, mask, sinks, slopes = grouped
-    scale = None if scale is None else as_arrays(scale, q1)
-    bias, window = None if bias is None else Pair(bias1, bias2), qkv.window(window)
-    checked = Scores(scale, bias, mask, causal, window, softcap, sinks, slopes=slopes)
-    return Arguments(Pair(q1, q2), Pair(k1, k2), Pair(v1, v2), xp, checked), ungroup
+    q, k, v, bias, sinks, slopes = (
+        None if x is None else _as_matrix(to_pairs(x)) for x in (q, k, v, bias, sinks, slopes)
+    )
+    mask = None if scores.mask is None else _as_matrix(scores.mask)
+    (q, k, v, bias, sinks, slopes, mask), ungroup = group_heads(q, k, v, bias, sinks, slopes, mask)
+    q = q if scale is None else q * as_number(scale, q)
+    checked = Scores(
+        None, bias, mask, scores.causal, qkv.window(scores.window), softcap, sinks, slopes=slopes
+    )
+    return PairedAttention(q, k, v, checked), ungroup
 
 
-def first_part(x: Any) -> Any:
-    """Return an array as it is, and of a pair the larger parts."""
-    return x[0] if isinstance(x, tuple) else x
-
-
-def _as_matrix(x: Array, xp: Any) -> Array:
+def _as_matrix(x: Any) -> Any:
     """Give an array axes of queries and keys."""
-    return xp.reshape(x, (1,) * (2 - x.ndim) + tuple(x.shape)) if x.ndim < 2 else x
-
-
-def widen(x: Array | Pair, xp: Any) -> Pair:
-    """Bring an array or a pair of any two parts to a pair of float64."""
-    if isinstance(x, tuple):
-        hi, lo = two_sum(*x)  # of any parts: their sum is what counts
-        return Pair(hi, xp.where(xp.isfinite(hi), lo, 0.0))
-    return as_pair(xp.astype(x, xp.float64), xp)
+    return x[(None,) * (2 - x.ndim) + (...,)] if x.ndim < 2 else x
 
 
 def number_in_pairs(scale: Any) -> Pair | None:
@@ -89,9 +72,15 @@ def power_in_pairs(x: Any, exponent: str) -> Pair:
         return Pair(high, float(exact - decimal.Decimal(high)))
 
 
-def as_arrays(scale: Pair, like: Array) -> Pair:
-    """Make arrays without axes of the parts of a number."""
-    return Pair(*(constant(x, like) for x in scale))
+def as_number(scale: Pair, like: Array) -> Array:
+    """Make an array without axes, in pairs as others, of a number rounded to 106 bits."""
+    hi, lo = (like.xp.asarray(x, dtype=like.dtype, device=like.device) for x in scale)
+    return to_pairs(Pair(hi, lo), abs(hi) * 2.0**-105)
+
+
+def first_part(x: Any) -> Any:
+    """Return an array as it is, and of a pair the larger parts."""
+    return x[0] if isinstance(x, tuple) else x
 
 
 def check_parts(name: str, x: Any) -> None:

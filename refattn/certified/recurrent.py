@@ -8,9 +8,10 @@ is multiplied by the matrix of the token, and the roundings R of one step are ad
     |R_t| \le 2^{-69} |e^{g_t} S_{t-1}| + (d + 10) 2^{-103}
     \bigl( |e^{g_t} S_{t-1}| + |a_t| (|b_t| \cdot |S_{t-1}|) + |k_t| |w_t v_t|^\top \bigr)
 
-The first term is the error of :math:`e^g`, which is 0 if g is 0. Without removal, each element of E
-is bounded by itself. With removal, the norms of the columns of E are bounded, with the spectral
-norm of M: bounds of elements by those of M would grow with any removal.
+The roundings R are those that `refattn.numbers.pairs` proves of the formula of one token, for a
+state without error. The first term is the error of :math:`e^g`, which is 0 if g is 0. Without
+removal, each element of E is bounded by itself. With removal, the norms of the columns of E are
+bounded, with the spectral norm of M: bounds of elements by those of M would grow with any removal.
 
 No step solves anything: errors are multiplied by more than 1 only where a norm is above 1. It is
 at most 1 if g <= 0, :math:`a = -\beta k`, :math:`b = e^g k` and :math:`\beta |k|^2 \le 2`. An
@@ -20,20 +21,19 @@ output adds its own roundings to :math:`c |q_t| \cdot |E_t|`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from ..arrays import tokens
 from ..arrays.heads import group_with_lead
 from ..arrays.library import Array, as_written, device
 from ..engine.recurrent import Tokens, recur
+from ..numbers.pairs import pair_space, to_pairs
+from ..numbers.products import FLOOR, SAFE
+from ..numbers.slices import higham_gamma
 from ..typing import Recurrent
 from .assumptions import require
-from .forward import SAFE, UNDERFLOW
-from .inputs import as_arrays, check_double, number_in_pairs, power_in_pairs, widen
-from .pairs import EXP_ROUNDING, Pair, add_pairs, dot_pairs, exp_pair, multiply_pairs
-from .results import Bound
-from .slices import higham_gamma
+from .blocks import bound_of, proven
+from .inputs import as_number, check_double, number_in_pairs, power_in_pairs
 
 
 @as_written
@@ -92,100 +92,64 @@ def recurrent_attention(
     >>> out.value.hi.T, bool(state.error[0, 0] < 2**-68)  # 3 + 1 / e = 3.36787944117144232159...
     (array([[1.        , 3.36787944]]), True)
     """
-    given = tokens.RecurrenceOptions(log_decay, removal, write, initial_state, scale, read)
-    q, k, gates, _, xp = tokens.check(q, k, v, given)
+    options = tokens.RecurrenceOptions(log_decay, removal, write, initial_state, scale, read)
+    q, k, gates, _, xp = tokens.check(q, k, v, options)
     check_double(q)
     require(q, xp)
     arrays, lead, join = group_with_lead(q, k, v, *gates)
-    pairs: list[Any] = [None if x is None else widen(x, xp) for x in arrays]
+    pairs: list[Any] = [None if x is None else to_pairs(x) for x in arrays]
     rows, *others, start = pairs
     factor = number_in_pairs(scale) or power_in_pairs(q.shape[-1], "-0.5")
-    rows = multiply_pairs(rows, as_arrays(factor, rows.hi))
-    x, before = _Tokens(*others), read == "before"
-    whole = _map(lambda y: xp.broadcast_to(y, (*lead, *y.shape[-2:])), start)
-    out, last = _go_through(x, rows, Bound(whole, xp.zeros_like(whole.hi)), before, xp)
+    rows, x, before = rows * as_number(factor, rows), _Tokens(*others), read == "before"
+    state = pair_space(xp).broadcast_to(start, (*lead, *start.shape[-2:]))
+    k1, v1, *steps, w1 = (y if y is None else y.hi for y in x)
+    written: Any = v1 if w1 is None else w1 * v1
+    near = recur(Tokens(rows.hi, k1, written, *steps), state.hi, before, xp)
 
-    k, v, g, a, b, w = (y if y is None else y.hi for y in x)
-    steps = Tokens(rows.hi, k, v if w is None else w * v, g, a, b)
-    near_out, near_last = recur(steps, whole.hi, before, xp)
-    first = tokens.one_of_each(start.hi, whole.hi.ndim)
-    last = _map(lambda y: y[first], _proven(last, near_last, xp))
-    last = last if rows.hi.ndim == q.ndim else _map(lambda y: y[..., 0, :, :], last)
-    return Recurrent(_map(join, _proven(out, near_out, xp)), last)
+    outs = [rows[..., :0, :] @ state]
+    for t in range(q.shape[-2]):
+        at = (..., slice(t, t + 1), slice(None))
+        old, state = state, _change(_Tokens(*(y if y is None else y[at] for y in x)), state, xp)
+        outs.append(_read_row(rows[at], old if before else state, xp))
+    out, last = (
+        proven((*y.pair, y.e), z, xp)
+        for y, z in zip((pair_space(xp).concat(outs, axis=-2), state), near, strict=True)
+    )
+    last = last[tokens.one_of_each(start.hi, last.ndim)]
+    last = last if rows.ndim == q.ndim else last[..., 0, :, :]
+    return Recurrent(bound_of(join(out)), bound_of(last))
 
 
 class _Tokens(NamedTuple):
     """What tokens do, (..., n, .)."""
 
-    k: Pair
-    v: Pair
-    log_decay: Pair
-    a: Any  # a pair, or None
+    k: Array
+    v: Array
+    log_decay: Array
+    a: Array | None
     b: Any
-    write: Any
+    write: Array | None
 
 
-def _go_through(x: _Tokens, q: Pair, state: Bound, before: bool, xp: Any) -> tuple[Bound, Bound]:
-    """Change the state by each token, and read it: the outputs and the last state."""
-    outs = [_rows(state, slice(0))]
-    for t in range(q.hi.shape[-2]):
-        token = slice(t, t + 1)
-        old, state = state, _change(_rows(x, token), state, xp)
-        outs.append(_read_token(_rows(q, token), old if before else state, xp))
-    parts = zip(*((*y.value, y.error) for y in outs), strict=True)
-    hi, lo, error = (xp.concat(y, axis=-2) for y in parts)
-    return Bound(Pair(hi, lo), error), state
-
-
-def _rows(x: Any, i: slice) -> Any:
-    return _map(lambda y: y[..., i, :], x)
-
-
-def _change(token: _Tokens, state: Bound, xp: Any) -> Bound:
+def _change(token: _Tokens, state: Array, xp: Any) -> Array:
     """Change the state, and the bound of its error, as one token does."""
-    (k, v, g, a, b, w), columns = token, xp.matrix_transpose
-    size, decay = xp.abs(state.value.hi), exp_pair(g, xp)
-    decay = _map(columns, Pair(xp.where(g.hi <= 1, decay.hi, math.nan), decay.lo))
-    kept, written = multiply_pairs(decay, state.value), multiply_pairs(_map(columns, k), v)
-    written = written if w is None else multiply_pairs(w, written)
-    value, terms = add_pairs(kept, written), xp.abs(kept.hi) + xp.abs(written.hi)
-    if a is not None:
-        taken = multiply_pairs(_map(columns, a), _product(b, state.value, xp))
-        value = add_pairs(value, taken)
-        terms = terms + columns(xp.abs(a.hi)) * (xp.abs(b.hi) @ size)
-    inexact = EXP_ROUNDING * xp.astype(columns(g.hi) != 0, size.dtype)
-    floor = _floor(size + state.error, xp) * (1 + xp.abs(v.hi))
-    for x in (y for y in (k, a, b, w) if y is not None):
-        floor = floor * (1 + xp.max(xp.abs(x.hi), axis=-1, keepdims=True))
-    wrong = inexact * xp.abs(kept.hi) + _rounding(size) * terms + floor
+    (k, v, g, a, b, w), columns, exact = token, xp.matrix_transpose, to_pairs(state.pair)
+    decay = pair_space(xp).where(g == 0.0, 1.0, pair_space(xp).exp(g))
+    decay = pair_space(xp).where(g <= 1.0, decay, math.nan)
+    turned = pair_space(xp).matrix_transpose
+    value = turned(decay) * exact + turned(k) * (v if w is None else w * v)
     if a is None:
-        return Bound(value, (decay.hi * state.error + wrong) * SAFE)
-    norm = _bound_norm(columns(decay.hi), a.hi, b.hi, xp)
-    return Bound(value, (norm * state.error + xp.sum(wrong, axis=-2, keepdims=True)) * SAFE)
+        error = columns(decay.hi + decay.e) * state.e + value.e
+    else:
+        value = value + turned(a) * _read_row(b, exact, xp)
+        norm = _bound_norm(decay.hi, a.hi, b.hi, xp)
+        error = norm * state.e + xp.sum(value.e, axis=-2, keepdims=True)
+    return to_pairs(value.pair, error * SAFE + xp.where(state.e > 0, FLOOR, 0.0 * state.e))
 
 
-def _read_token(q: Pair, state: Bound, xp: Any) -> Bound:
-    """Multiply a row by the state, (..., 1, d_v)."""
-    rows, size = xp.abs(q.hi), xp.abs(state.value.hi)
-    floor = _floor(size, xp) * (1 + xp.max(rows, axis=-1, keepdims=True))
-    wrong = rows @ (state.error + _rounding(size) * size) + floor
-    return Bound(_product(q, state.value, xp), wrong * SAFE)
-
-
-def _product(row: Pair, state: Pair, xp: Any) -> Pair:
-    """Multiply a row (..., 1, d) by the state, to (d + 8) 2^-103 of the sum of absolute terms."""
-    hi, lo = dot_pairs(_map(xp.matrix_transpose, state), row, xp)
-    return Pair(hi[..., None, :], lo[..., None, :])
-
-
-def _rounding(state: Array) -> float:
-    """Bound roundings of a step or of a product with the state, relative to absolute terms."""
-    return float(state.shape[-2] + 10) * 2.0**-103
-
-
-def _floor(state: Array, xp: Any) -> Array:
-    """Bound what is lost where products are so small that they count as 0."""
-    return UNDERFLOW * (state.shape[-2] + 8) * (1 + xp.max(state, axis=-2, keepdims=True))
+def _read_row(row: Array, state: Array, xp: Any) -> Array:
+    """Multiply a row (..., 1, d) by the state, term by term: slices would have larger errors."""
+    return pair_space(xp).sum(pair_space(xp).matrix_transpose(row) * state, axis=-2, keepdims=True)
 
 
 def _bound_norm(decay: Array, a: Array, b: Array, xp: Any) -> Array:
@@ -210,19 +174,4 @@ def _bound_norm(decay: Array, a: Array, b: Array, xp: Any) -> Array:
 
     rest = size(M - us @ v) + gamma * (size(us) * size(v) + size(decay) + size(a) * size(b))
     most = xp.max(s, axis=-1)[..., None, None] * squared(u) * squared(v)
-    return xp.where(finite, most + rest + UNDERFLOW, math.inf)
-
-
-def _proven(found: Bound, near: Array, xp: Any) -> Bound:
-    """Take what is proven, and the numbers of float64 elsewhere."""
-    (hi, lo), error = found
-    holds = xp.isfinite(hi) & (error < math.inf)
-    value = Pair(xp.where(holds, hi, near), xp.where(holds, lo, 0.0))
-    return Bound(value, xp.where(holds, error, math.inf))
-
-
-def _map(function: Callable[[Array], Array], x: Any) -> Any:
-    """Apply a function to an array, or to all arrays of a named tuple."""
-    if isinstance(x, tuple):
-        return type(x)(*(_map(function, y) for y in x))
-    return x if x is None else function(x)
+    return xp.where(finite, most + rest + FLOOR, math.inf)

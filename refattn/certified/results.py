@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..arrays.library import Array, as_written
 from ..arrays.shown import held
-from .pairs import Pair
+from ..numbers.doubled import Pair
 
 
 @held()

@@ -6,6 +6,7 @@ import pytest
 from refattn import certified, recurrent_attention
 from refattn.certified import recurrent
 from refattn.judge.conformance.truth import digits
+from refattn.numbers.pairs import to_pairs
 from tests.certified.test_certified import DPS, least_ratio, number
 from tests.estimators.test_recurrent import LAYERS, as_recurrence, inputs
 
@@ -51,15 +52,15 @@ def test_errors_are_multiplied_by_the_norm():
     """Of the token's matrix, also where the removal amplifies, to the roundings of the norm."""
     (_, k, v), options = problem("kimi_delta_attention")
     g, (_, b), row = options["log_decay"], options["removal"], slice(1)
-    state = certified.Bound(recurrent.widen(np.ones((1, D, D_V)), np), np.full((1, D, D_V), 1e-3))
+    state = to_pairs(np.ones((1, D, D_V)), np.full((1, D, D_V), 1e-3))
     for size in (-3.0, -1.0, 0.0, 1.0):
         norm = np.linalg.norm(np.diag(np.exp(g[0, 0])) + size * np.outer(k[0, 0], b[0, 0]), 2)
-        x = (recurrent.widen(y[:, row], np) for y in (k, v, g, size * k, b, np.ones((1, N, 1))))
-        after = recurrent._change(recurrent._Tokens(*x), state, np).error
+        x = (to_pairs(y[:, row]) for y in (k, v, g, size * k, b, np.ones((1, N, 1))))
+        after = recurrent._change(recurrent._Tokens(*x), state, np).e
         np.testing.assert_allclose(after, 1e-3 * norm, rtol=1e-8)
         assert (after >= 1e-3 * norm).all()
-    read = recurrent._read_token(recurrent.widen(k[:, row], np), state, np)
-    assert (read.error >= 1e-3 * np.abs(k[0, 0]).sum()).all()
+    read = recurrent._read_row(to_pairs(k[:, row]), state, np)
+    assert (read.e >= 1e-3 * np.abs(k[0, 0]).sum()).all()
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ import numpy.typing as npt
 
 from ...arrays.arithmetic import flush_small
 from ...arrays.blocks import blocks
-from ...arrays.library import Doubles
-from ...certified.forward import Arguments, Bounded, attend_with_bounds
+from ...arrays.library import Array, Doubles
+from ...certified.blocks import PairedAttention, attend_in_pairs
 from ...engine.attend import Sums, combine, finite, normalise, sum_values
 from ...engine.scores import Band, Scores
+from ...numbers.pairs import to_pairs
 from .roundings import Roundings
 
 TILE_KEYS = 64  # of a tile: as far apart are the running sums that are known
@@ -206,17 +207,19 @@ def exact_rows(head: SoftmaxHead, i: slice) -> Doubles:
     return attend_rows(head, i, None).out
 
 
-def certify_rows(head: SoftmaxHead, i: slice) -> Bounded:
-    """Compute the exact result for the queries i in pairs, with a proven bound of its error."""
+def certify_rows(head: SoftmaxHead, i: slice) -> tuple[Array, Array]:
+    """Compute exact results and log normalisers of the queries i in pairs, with proven bounds."""
     keys = slice(0, head.keys)
     # What is the same for all queries has one row, or no axis for them.
     bias, mask = (None if x is None else np.atleast_2d(x) for x in (head.bias, head.mask))
     bias, mask = (x if x is None or len(x) == 1 else x[i] for x in (bias, mask))
     shift = head.keys - len(head.q) + i.start  # of these queries
-    sink = None if head.sink is None else np.full((1, 1), head.sink)
-    scale = np.asarray(head.scale)
-    scores = Scores(scale, bias, mask, head.causal, head.window, head.softcap, sink, shift=shift)
-    return attend_with_bounds(Arguments.of_arrays(head.q[i], head.k[keys], head.v[keys], scores))
+    sink = None if head.sink is None else to_pairs(np.full((1, 1), head.sink))
+    bias, scale = None if bias is None else to_pairs(bias), to_pairs(np.asarray(head.scale))
+    scores = Scores(None, bias, mask, head.causal, head.window, head.softcap, sink, shift=shift)
+    q, k, v = map(to_pairs, (head.q[i], head.k[keys], head.v[keys]))
+    out, lse = attend_in_pairs(PairedAttention(q * scale, k, v, scores))
+    return out, lse[..., 0]
 
 
 class NearestWeights:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
-from ...certified.pairs import Pair
+from ...numbers.doubled import Pair
 from .hardware import SLACK, CutSum, allow, cut_error, split_error
 from .head import (
     TILE_KEYS,

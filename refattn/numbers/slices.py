@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..arrays.library import Array
-from .pairs import ROUNDING, Pair, fast_two_sum, two_sum
+from .doubled import ROUNDING, Pair, fast_two_sum, two_sum
 
 
 def higham_gamma(count: int) -> float:

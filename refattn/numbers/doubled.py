@@ -2,8 +2,9 @@ r"""Pairs of floats hi + lo, and operations on them with known rounding errors.
 
 A pair (hi, lo) of float64 stands for the number hi + lo, which has some 106 bits. With
 :math:`u = 2^{-53}`, and nothing but additions, subtractions and products that are rounded to the
-nearest float64, `two_sum` and `two_product` give results without error, and `exp_pair` gives e^x
-to :math:`2^{-69}` of it. `assumptions` tests that a library and a device compute this as written.
+nearest float64, `two_sum` and `two_product` give results without error, `exp_pair` gives e^x to
+:math:`2^{-69}` of it, and `log_pair` and `cos_pair` are right to about :math:`2^{-69}`.
+`refattn.certified.self_test` tests that a library and a device compute this as written.
 
     Dekker, A floating-point technique for extending the available precision, Numerische Mathematik
     18, 1971. Ogita, Rump and Oishi, Accurate sum and dot product, SIAM Journal on Scientific
@@ -20,13 +21,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.library import Array, constant, device, is_numpy_array
+from ..arrays.library import Array, constant, is_numpy_array
 from ..arrays.shown import held
 
 ROUNDING = 2.0**-53  # u: of one operation, relative
 EXP_ROUNDING = 2.0**-69  # of `exp_pair`, relative
 _TABLE = 256  # powers of 2 ** (1 / 256)
-_LOWEST = -700.0  # below it, e^x is taken for 0
+_LOWEST, _HIGHEST = -700.0, 709.0  # below, e^x is taken for 0, and above, for e^709
+_CIRCLE = 256  # steps of the table of cosines
+_PI = "3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803"
+FARTHEST = 8192.0  # of the arguments of `cos_pair`
 
 
 @held()
@@ -100,18 +104,10 @@ def divide_pairs(a: Pair, b: Pair) -> Pair:
     return fast_two_sum(first, rest / b.hi)
 
 
-def dot_pairs(a: Pair, b: Pair, xp: Any) -> Pair:
-    """Return a . b along the last axis, to (d + 8) 2^-103 of |a| . |b|."""
-    total = as_pair(xp.zeros(a.hi.shape[:-1], dtype=a.hi.dtype, device=device(a.hi)), xp)
-    for c in range(a.hi.shape[-1]):
-        total = add_pairs(
-            total, multiply_pairs(*(Pair(x.hi[..., c], x.lo[..., c]) for x in (a, b)))
-        )
-    return total
+def exp_pair(x: Pair, xp: Any, *, within: bool = False) -> Pair:
+    r"""Return e^x, for x up to 709 with |lo| <= u |hi|, to 2^-69 of it; 0 below -699.
 
-
-def exp_pair(x: Pair, xp: Any) -> Pair:
-    r"""Return e^x, for x up to 1 with |lo| <= u |hi|, to 2^-69 of it; 0 below -699.
+    If all x are `within` -699 and 709, nothing is replaced.
 
     .. math:: e^x = 2^{\lfloor c / 256 \rfloor} \; 2^{(c \bmod 256) / 256} \; e^r, \qquad
               c = \mathrm{round}(256 x / \ln 2), \quad r = x - c \ln 2 / 256
@@ -127,7 +123,10 @@ def exp_pair(x: Pair, xp: Any) -> Pair:
     of_two, lowest = _powers_of_two()
     first, second, powers = (constant(t, x.hi) for t in (*_powers_of_step(), of_two))
     (c1, c2, c3), inverse = _log_of_step()
-    top = xp.minimum(xp.where(x.hi > _LOWEST, x.hi, _LOWEST), 1.0)  # nan is not above either
+    top = x.hi
+    if not within:
+        top = xp.where(x.hi > _LOWEST, x.hi, _LOWEST)  # nan is not above either
+        top = xp.where(top < _HIGHEST, top, _HIGHEST)
     count = xp.round(top * inverse)
     r, rest = two_sum(top - count * c1, -(count * c2))
     rest = rest + (x.lo - count * c3)
@@ -159,13 +158,19 @@ def _look_up(table: Array, index: Array, xp: Any) -> Array:
 
 @cache
 def _log_of_step() -> tuple[tuple[float, float, float], float]:
-    """Return ln 2 / 256 in three parts, of which two have 34 bits, and 256 / ln 2."""
+    """Return ln 2 / 256 in three parts, and 256 / ln 2."""
     with decimal.localcontext(prec=80):
-        rest, parts = decimal.Decimal(2).ln() / _TABLE, []
-        for unit in (2.0**-42, 2.0**-76):
-            parts.append(float(int(rest / decimal.Decimal(unit))) * unit)
-            rest -= decimal.Decimal(parts[-1])
-        return (parts[0], parts[1], float(rest)), float(_TABLE / decimal.Decimal(2).ln())
+        step = decimal.Decimal(2).ln() / _TABLE
+        return _in_three_parts(step, -42), float(1 / step)
+
+
+def _in_three_parts(step: decimal.Decimal, unit: int) -> tuple[float, float, float]:
+    """Cut a step into two parts of 34 bits, the first in units of 2^unit, and a rest."""
+    rest, parts = step, []
+    for bits in (unit, unit - 34):
+        parts.append(float(int(rest / decimal.Decimal(2.0**bits))) * 2.0**bits)
+        rest -= decimal.Decimal(parts[-1])
+    return parts[0], parts[1], float(rest)
 
 
 @cache
@@ -183,4 +188,72 @@ def _powers_of_step() -> tuple[Any, Any]:
 def _powers_of_two() -> tuple[Any, int]:
     """Return a table of powers of two, whose first three are 0, and its lowest exponent."""
     lowest = math.floor(_LOWEST / math.log(2)) - 1
-    return np.asarray([0.0] * 3 + [2.0**i for i in range(lowest + 3, 3)]), lowest
+    return np.asarray([0.0] * 3 + [2.0**i for i in range(lowest + 3, 1024)]), lowest
+
+
+def log_pair(x: Pair, xp: Any) -> tuple[Pair, Array]:
+    r"""Return log x, for x in [2^-1000, 2^1000], and a bound on its error.
+
+    With y = log x in float64, whatever its error, and :math:`r = x e^{-y} - 1`,
+
+    .. math:: \log x = y + \log(1 + r) = y + r - r^2 / 2 + \ldots
+
+    The relative error of :math:`e^{-y}` is below :math:`2^{-69}`, as is then the error of r but for
+    the :math:`9 u^2` of the product; what is left out is below :math:`|r|^3 / 2` for |r| < 1/2;
+    r^2 / 2 is rounded three times; and y is added with :math:`3 u^2 (|y| + |r|)`.
+    """
+    y = xp.log(x.hi)
+    product = multiply_pairs(x, exp_pair(as_pair(-y, xp), xp))
+    hi, lo = two_sum(product.hi, xp.full_like(y, -1.0))
+    hi, lo = two_sum(hi, lo + product.lo)
+    size = xp.abs(hi)
+    found = add_pairs(as_pair(y, xp), Pair(hi, lo - 0.5 * hi * hi))
+    error = 2.0**-68.9 + size * size * (size + 4 * ROUNDING) + 2.0**-104 * (1 + xp.abs(y))
+    return found, xp.where((size < 0.5) & (xp.abs(y) < 690), error, math.inf)
+
+
+def cos_pair(x: Pair, xp: Any) -> Pair:
+    r"""Return cos x, for |x| up to `FARTHEST` with |lo| <= u |hi|, to 2^-69.
+
+    .. math:: \cos x = \cos a + (\cos a \, (\cos r - 1) - \sin a \, \sin r), \qquad
+              a = c \pi / 128, \quad r = x - a
+
+    with c a whole number, so that :math:`|r| \le 2^{-6.3}`. As in `exp_pair`, the step has three
+    parts, and :math:`|c| < 2^{19}`. Of sin r, the part :math:`-r^3/6 + r^5/120 - r^7/5040` is
+    below :math:`2^{-21}` and rounded at most 8 times, hence :math:`2^{-71}`, and what is left out
+    is below :math:`2^{-75}`; of cos r, :math:`r^4/24 - \ldots` is below :math:`2^{-29}`. Products
+    and sums of pairs add less than :math:`2^{-100}`.
+    """
+    (c1, c2, c3), inverse, *tables = _circle()
+    count = xp.round(xp.where(xp.abs(x.hi) <= FARTHEST, x.hi, 0.0) * inverse)
+    r, rest = two_sum(x.hi - count * c1, -(count * c2))
+    r, rest = two_sum(r, rest + (x.lo - count * c3))
+    index = xp.astype(count, xp.int64) & (_CIRCLE - 1)
+    cos1, cos2, sin1, sin2 = (_look_up(constant(t, x.hi), index, xp) for t in tables)
+    square, lost = two_product(r, r)
+    tail = square * r * (square * (1 / 120 - square / 5040) - 1 / 6)
+    sine = fast_two_sum(r, tail + (rest - 0.5 * rest * square))
+    tail = square * square * (1 / 24 - square * (1 / 720 - square / 40320))
+    less = fast_two_sum(-0.5 * square, tail - (0.5 * lost + r * rest))
+    cos, sin = Pair(cos1, cos2), Pair(sin1, sin2)
+    fallen = multiply_pairs(sin, sine)
+    turned = add_pairs(multiply_pairs(cos, less), Pair(-fallen.hi, -fallen.lo))
+    return add_pairs(cos, turned)
+
+
+@cache
+def _circle() -> tuple[Any, ...]:
+    """Return pi / 128 in three parts, 128 / pi, and pairs of cosines and sines of its multiples."""
+    with decimal.localcontext(prec=80):
+        step = decimal.Decimal(_PI) / (_CIRCLE // 2)
+        of_step, term = [decimal.Decimal(0)] * 2, decimal.Decimal(1)
+        for k in range(60):  # the series of cosine and sine
+            of_step[k % 2] += term if k % 4 < 2 else -term
+            term = term * step / (k + 1)
+        exact, (c, s) = [(decimal.Decimal(1), decimal.Decimal(0))], of_step
+        for _ in range(_CIRCLE - 1):
+            cos, sin = exact[-1]
+            exact.append((cos * c - sin * s, sin * c + cos * s))
+        parts = [(float(x), float(x - decimal.Decimal(float(x)))) for y in exact for x in y]
+        tables = np.asarray(parts).reshape(_CIRCLE, 4).T
+        return _in_three_parts(step, -39), float(1 / step), *np.ascontiguousarray(tables)
