@@ -66,7 +66,7 @@ def read_size(archive: zipfile.ZipFile, name: str, member: zipfile.ZipInfo) -> i
             raise ValueError(f"`{name}` is of version {version[0]} of its format")
         shape, _, dtype = read(stream)
         if dtype.hasobject:
-            raise ValueError(f"`{name}` holds Python objects, not numbers")
+            raise ValueError(f"`{name}`: holds Python objects, not numbers")
         size = math.prod(shape) * dtype.itemsize
         there = member.file_size - stream.tell()
         if min(shape, default=0) < 0 or size != there:
