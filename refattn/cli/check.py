@@ -275,8 +275,6 @@ def _run_checks(target: str, options: dict[str, Any]) -> Any:
     apart = options.pop("isolate")
     if program is not None and apart:
         raise ValueError("`isolate` must be left out for a program: it has a process of its own.")
-    if apart is False:
-        notice(_UNSEEN)
     apart = most if apart is not False else None
     with _candidate(target, estimator, program, apart) as (fn, source):
         estimator = estimator or _guess_estimator(fn)
