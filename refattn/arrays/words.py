@@ -60,7 +60,7 @@ def printable(text: str) -> str:
     >>> printable("d\x00\udcff\u202ee")
     'd\\x00\\udcff\\u202ee'
     """
-    return _SPECIAL.sub(lambda match: _show(match.group()), text)
+    return _SPECIAL.sub(lambda match: _show_character(match.group()), text)
 
 
 def one_word(text: str) -> str:
@@ -72,7 +72,7 @@ def one_word(text: str) -> str:
     return re.sub("[\t\n]", lambda match: _escape(match.group()), printable(text))
 
 
-def _show(character: str) -> str:
+def _show_character(character: str) -> str:
     seen = character.isprintable() and not _UNSEEN.match(character)
     return character if seen or category(character) == "Zs" else _escape(character)
 

@@ -286,11 +286,11 @@ def _run_checks(target: str, options: dict[str, Any]) -> Any:
             **options,
         )
     if program is None and apart is None:
-        report.limits["in-process"] = _UNSEEN
+        report.limits["in-process"] = _WITHIN_THE_JUDGE
     return report
 
 
-_UNSEEN = (
+_WITHIN_THE_JUDGE = (
     "the candidate ran in the process that judges it: what it changes there (NumPy, the clock, "
     "this report) and calls that hold the interpreter are not seen"
 )

@@ -14,8 +14,8 @@ import numpy as np
 
 from ..arrays.words import one_word
 
-_LONGEST = 1 << 16  # bytes of a header, which takes about 100
-_KINDS = {
+_LONGEST_HEADER = 1 << 16  # bytes of a header, which takes about 100
+_OTHER_FILES = {
     stat.S_ISCHR: "a device",
     stat.S_ISBLK: "a device",
     stat.S_ISFIFO: "a pipe",
@@ -31,7 +31,7 @@ def must_be_a_file(path: Path) -> None:
     except OSError as error:  # not there, or links in a circle
         raise ValueError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
     if not stat.S_ISREG(found.st_mode):
-        kinds = [words for test, words in _KINDS.items() if test(found.st_mode)]
+        kinds = [words for test, words in _OTHER_FILES.items() if test(found.st_mode)]
         what = kinds[0] if kinds else "something else"
         raise ValueError(f"cannot read {str(path)!r}: {what}, not a regular file")
     if not found.st_size:  # so are the files by which a kernel talks, which may wait for ever
@@ -57,7 +57,7 @@ def read_size(archive: zipfile.ZipFile, name: str, member: zipfile.ZipInfo) -> i
         length = int.from_bytes(start[8 : 12 if wide else 10], "little")
         if not start.startswith(np.lib.format.MAGIC_PREFIX) or len(start) < 12:
             raise ValueError(f"`{name}` is not an array")
-        if length > _LONGEST:
+        if length > _LONGEST_HEADER:
             raise ValueError(f"`{name}` has a header of {length} bytes")
         stream.seek(0)
         version = np.lib.format.read_magic(stream)

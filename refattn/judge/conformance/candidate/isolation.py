@@ -22,7 +22,7 @@ from .adapter import Adapter, name_of
 from .failures import Failure, Refusal, SeveralResults
 from .programs import GRACE, Subprocess
 
-_MOST = 1 << 32  # bytes of an answer
+_LARGEST_ANSWER = 1 << 32  # bytes of an answer
 # What an answer is made of: the candidate's process may send anything else, too.
 _ANSWERS: dict[tuple[str, str], Any] = {
     (x.__module__, x.__name__): x for x in (Failure, Refusal, SeveralResults, ModuleNotFoundError)
@@ -68,10 +68,10 @@ class Elsewhere:
             self.close()
             raise ValueError(problem)
         if parameters is not None:
-            kinds = [*_KINDS]
+            kinds = [*_WAYS_TO_PASS]
             self.__signature__ = inspect.Signature(
                 [
-                    inspect.Parameter(name, kinds[kind], default=_Shown(x) if x else _NONE)
+                    inspect.Parameter(name, kinds[kind], default=_Shown(x) if x else _NO_DEFAULT)
                     for name, kind, x in parameters
                 ]
             )
@@ -84,8 +84,8 @@ class Elsewhere:
         self.worker.end()
 
 
-_KINDS = type(inspect.Parameter.KEYWORD_ONLY)
-_NONE = inspect.Parameter.empty
+_WAYS_TO_PASS = type(inspect.Parameter.KEYWORD_ONLY)
+_NO_DEFAULT = inspect.Parameter.empty
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class _Worker:
             if not ready:
                 return f"importing it did not end within {timeout:g} s", "", None
             if self._connection in ready:
-                answer = _Answer(io.BytesIO(self._connection.recv_bytes(_MOST))).load()
+                answer = _Answer(io.BytesIO(self._connection.recv_bytes(_LARGEST_ANSWER))).load()
                 self._asked = False
                 return answer
         except (EOFError, OSError):

@@ -173,8 +173,8 @@ def check(
     results: list[Result] = []
     trials: list[CheckRun] = []
     stopped, beyond = "", {}
-    apart = isolate or isinstance(adapter.fn, Elsewhere)
-    with isolated(adapter) if apart else nullcontext(adapter) as candidate:
+    context = isolated if isolate or isinstance(adapter.fn, Elsewhere) else nullcontext
+    with context(adapter) as candidate:
         end = time.monotonic() + limit
         for i, item in enumerate(track(list(chosen.values()))):
             left = max(end - time.monotonic(), 0.0)
@@ -211,7 +211,6 @@ def check(
             weighing = _within(candidate, seed, left, weighing_keys_alike) if wrong else []
         if failed and not diagnosis:
             diagnosis = _other_draws(candidate, failed, seed, alpha, left)
-    # The arguments by which a script repeats this run.
     again = {"rng": seed, "level": level, "alpha": alpha}
     again |= {} if time_limit is None else {"time_limit": limit}
     again |= {"isolate": True} if isolate or any(t.crashed for t in trials) else {}
