@@ -111,7 +111,7 @@ def leave_status(number: int, parent: int) -> None:
     try:
         _run_commands()
     except SystemExit as ending:
-        answers.sendall(b"%s %d" % (proof, ending.code or 0))
+        answers.sendall(proof + f" {ending.code or 0}".encode())
         _end_at_once(ending)
         raise
 

@@ -68,7 +68,7 @@ class Elsewhere:
             self.close()
             raise ValueError(problem)
         if parameters is not None:
-            kinds = [*_WAYS_TO_PASS]
+            kinds = list(_WAYS_TO_PASS.__members__.values())
             self.__signature__ = inspect.Signature(
                 [
                     inspect.Parameter(name, kinds[kind], default=_Shown(x) if x else _NO_DEFAULT)
@@ -84,7 +84,7 @@ class Elsewhere:
         self.worker.end()
 
 
-_WAYS_TO_PASS = type(inspect.Parameter.KEYWORD_ONLY)
+_WAYS_TO_PASS: Any = type(inspect.Parameter.KEYWORD_ONLY)
 _NO_DEFAULT = inspect.Parameter.empty
 
 
