@@ -11,12 +11,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
+from unicodedata import category
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
-# What XML forbids, lone surrogates and control characters, to which terminals react.
-_STRANGE = re.compile("[^\t\n -~\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_SPECIAL = re.compile("[^\t\n -~]")
+# Letters and marks by their category, of which nothing is seen.
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
 
 # What other libraries call our arguments, types, layouts and hardware.
 _WORDS = {
@@ -49,12 +53,32 @@ ELSEWHERE = {word: name for name, words in _WORDS.items() for word in words.spli
 
 
 def printable(text: str) -> str:
-    r"""Escape the characters that UTF-8, XML or a terminal does not take.
+    r"""Escape the characters that UTF-8, XML or a terminal does not take, or that nobody sees.
 
-    >>> printable("d\x00\udcffe")
-    'd\\x00\\udcffe'
+    Those turn text around, as the marks of direction do, end a line, or take no room.
+
+    >>> printable("d\x00\udcff\u202ee")
+    'd\\x00\\udcff\\u202ee'
     """
-    return _STRANGE.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
+    return _SPECIAL.sub(lambda match: _show_character(match.group()), text)
+
+
+def one_word(text: str) -> str:
+    r"""Escape what is not `printable`, and what would begin another line or column.
+
+    >>> one_word("q\n\tk")
+    'q\\n\\tk'
+    """
+    return re.sub("[\t\n]", lambda match: _escape(match.group()), printable(text))
+
+
+def _show_character(character: str) -> str:
+    seen = character.isprintable() and not _UNSEEN.match(character)
+    return character if seen or category(character) == "Zs" else _escape(character)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
 def portable(value: Any) -> Any:

@@ -186,9 +186,10 @@ def _describe_estimator(record: Estimator) -> str:
     help="The argument is a command that reads and writes such files, not MODULE:CALLABLE.",
 )
 @click.option(
-    "--isolate",
-    is_flag=True,
-    help="Call MODULE:CALLABLE in its own process; a crash is then a failure.",
+    "--isolate/--in-process",
+    default=None,
+    help="Import and call MODULE:CALLABLE in its own process, or in this one, where it may change "
+    "what judges it.  [default: in its own]",
 )
 @click.option("--reproducers", is_flag=True, help="Print a script for each failure.")
 @click.option(
@@ -209,7 +210,7 @@ def check(
     q, k and v (or x and y) are passed by position and everything else by keyword: see the
     documentation of refattn.check. The exit status is 0 for PASS, 1 for FAIL, 3 for
     UNDERPOWERED, and 2 after an error: the arguments are unusable, the report cannot be written,
-    or your function ended the process. With --isolate or --subprocess, this last case is a FAIL.
+    or, with --in-process, your function ended the process; otherwise that is a FAIL.
     """
     if sys.stdout is None:
         raise Unusable("cannot write the results: standard output is closed")
@@ -271,24 +272,43 @@ def _run_checks(target: str, options: dict[str, Any]) -> Any:
         checks.choice("--spec", spec, conformance.SPECS, listing="refattn check --list")
         pairs = {**conformance.SPECS[spec], **pairs}
     most = options["time_limit"] or conformance.TIME_LIMITS[options["level"]]
-    with _candidate(target, estimator, program) as (fn, source):
+    apart = options.pop("isolate")
+    if program is not None and apart:
+        raise ValueError("`isolate` must be left out for a program: it has a process of its own.")
+    apart = most if apart is not False else None
+    with _candidate(target, estimator, program, apart) as (fn, source):
         estimator = estimator or _guess_estimator(fn)
-        return conformance.check(
+        report = conformance.check(
             conformance.Adapter(fn, estimator, capabilities, pairs, source=source),
             rng=seed,
             checks=names or None,
             track=partial(checking, most=most),
             **options,
         )
+    if program is None and apart is None:
+        report.limits["in-process"] = _WITHIN_THE_JUDGE
+    return report
+
+
+_WITHIN_THE_JUDGE = (
+    "the candidate ran in the process that judges it: what it changes there (NumPy, the clock, "
+    "this report) and calls that hold the interpreter are not seen"
+)
 
 
 @contextmanager
 def _candidate(
-    target: str, estimator: str | None, program: str | None
+    target: str, estimator: str | None, program: str | None, apart: float | None
 ) -> Iterator[tuple[Any, str | None]]:
     """Open the callable or program; yield it, and where it can be imported from."""
-    if program is None:
+    if program is None and apart is None:
         yield _import_target(target), target
+        return
+    if program is None:
+        from ..judge.conformance.candidate.isolation import Elsewhere
+
+        with closing(Elsewhere(partial(_import_target, target), apart)) as there:
+            yield there, target
         return
     from ..arrays import checks
     from ..judge.conformance import ESTIMATORS, Subprocess

@@ -7,15 +7,16 @@ module says so where they are missing.
 from __future__ import annotations
 
 import os
+import secrets
+import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..arrays.words import ending
@@ -62,23 +63,29 @@ def _run_commands() -> None:
 
 
 def _check_in_a_process(words: list[str]) -> int:
-    """Run a check in a new process, and take the status from the file that it writes.
+    """Run a check in a new process, and take the status that it sends.
 
     A candidate may end its process at any time, in compiled code too, and with status 0.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        word = Path(folder) / "status"
+    ours, theirs = socket.socketpair()
+    proof = secrets.token_hex(16).encode()  # told before there is a candidate
+    with ours, theirs:
+        ours.sendall(proof)
         code = (
             f"import sys; sys.path[:] = {sys.path!r}\n"
             "from refattn.cli.process import leave_status\n"
-            f"leave_status({str(word)!r}, {os.getpid()})"
+            f"leave_status({theirs.fileno()}, {os.getpid()})"
         )
+        command = [sys.executable, "-c", code, *words]
         try:
-            ended = subprocess.call([sys.executable, "-c", code, *words])
+            ended = subprocess.call(command, pass_fds=[theirs.fileno()])
         except KeyboardInterrupt:
             return 130
-        if word.exists():
-            return int(word.read_text("ascii"))
+        ours.setblocking(False)
+        with suppress(OSError):  # of nothing to read
+            given, _, status = ours.recv(len(proof) + 4).partition(b" ")
+            if given == proof:
+                return int(status)
     _report_lost(ended)
     return 2
 
@@ -91,19 +98,20 @@ def _report_lost(status: int) -> None:
     console.show_cursor()
     start = "\n" if console.is_terminal else ""
     end = f"the process ended {ending(status)} before the report was printed"
-    sys.stderr.write(f"{start}Error: {end}; --isolate may tell in which check\n")
+    sys.stderr.write(f"{start}Error: {end}; without --in-process, its checks end otherwise\n")
 
 
-def leave_status(word: str, parent: int) -> None:
-    """Run the command line, and leave word of its exit status in a file."""
+def leave_status(number: int, parent: int) -> None:
+    """Run the command line, and send its exit status after the proof that came with the socket."""
     open_closed()
+    answers = socket.socket(fileno=number)
+    answers.set_inheritable(False)
+    proof = answers.recv(64)
     threading.Thread(target=_end_when_orphaned, args=(parent,), daemon=True).start()
     try:
         _run_commands()
     except SystemExit as ending:
-        draft = Path(f"{word}.part")
-        draft.write_text(str(ending.code or 0), "ascii")
-        draft.replace(word)
+        answers.sendall(proof + f" {ending.code or 0}".encode())
         _end_at_once(ending)
         raise
 

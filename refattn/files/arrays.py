@@ -11,8 +11,8 @@ import numpy as np
 
 from ..arrays import checks, qkv
 from ..arrays.library import Floats
-from ..arrays.words import said
-from . import safetensors
+from ..arrays.words import one_word, said
+from . import contents, safetensors
 from . import sample as files_sample
 
 _Read = TypeVar("_Read")
@@ -93,6 +93,7 @@ def read_file(path: Path, readers: Mapping[str, Callable[[Path], _Read]]) -> _Re
     """Read a file by the reader of its suffix, .npz or .safetensors."""
     if path.suffix.lower() not in readers:
         raise ValueError(f"FILE must end in .npz or .safetensors, got {str(path)!r}.")
+    contents.must_be_a_file(path)
     try:
         return readers[path.suffix.lower()](path)
     except ModuleNotFoundError:
@@ -103,23 +104,29 @@ def read_file(path: Path, readers: Mapping[str, Callable[[Path], _Read]]) -> _Re
 
 
 def read_npz(path: Path, names: Iterable[str]) -> tuple[dict[str, Floats], list[str]]:
-    """Read the arrays of these names, as far as the file has them, and list all names in it."""
+    """Read the arrays of these names, as far as the file has them, and list all names in it.
+
+    Nothing is read before the headers say what it would take.
+    """
     with path.open("rb") as stream:  # of its own, NumPy leaves damaged files open
         if not zipfile.is_zipfile(stream):  # np.load would take it for a pickle
             raise ValueError("not a complete .npz archive")
-        stream.seek(0)
-        with np.load(stream, allow_pickle=False) as file:
-            return {name: _read_member(file, name) for name in names if name in file}, file.files
+        with zipfile.ZipFile(stream) as archive:
+            members = contents.list_members(archive)
+            wanted = {name: members[name] for name in names if name in members}
+            contents.must_fit(
+                {name: contents.read_size(archive, name, x) for name, x in wanted.items()}
+            )
+            arrays = {name: _read_member(archive, name, x) for name, x in wanted.items()}
+        return arrays, [one_word(name) for name in members]
 
 
-def _read_member(file: Mapping[str, Floats], name: str) -> Floats:
-    try:
-        x = file[name]
-    except ValueError as error:
-        words = "holds Python objects, not numbers" if "allow_pickle" in str(error) else error
-        raise ValueError(f"`{name}`: {words}") from None
-    if not isinstance(x, np.ndarray):  # bytes, of a member that is no .npy file
-        raise ValueError(f"`{name}` is not an array")
+def _read_member(archive: zipfile.ZipFile, name: str, member: zipfile.ZipInfo) -> Floats:
+    with archive.open(member) as stream:
+        try:
+            x: Floats = np.lib.format.read_array(stream, allow_pickle=False)
+        except ValueError as error:
+            raise ValueError(f"`{name}`: {said(error)}") from None
     return x
 
 

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..arrays.words import one_word
+
 _NUMPY_TYPES = {"BOOL": "?", "C64": "<c8"}
 _NUMPY_TYPES |= {f"{kind}{8 * n}": f"<{kind.lower()}{n}" for kind in "IU" for n in (1, 2, 4, 8)}
 _NUMPY_TYPES |= {f"F{8 * n}": f"<f{n}" for n in (2, 4, 8)}
@@ -59,14 +61,24 @@ def map_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[s
     except SafetensorError as error:
         raise ValueError(f"not a complete .safetensors file ({error})") from None
     start = 8 + int.from_bytes(raw[:8].tobytes(), "little")
-    header = json.loads(raw[8:start].tobytes())
+    header = json.loads(raw[8:start].tobytes(), object_pairs_hook=_without_twins)
     metadata = header.pop("__metadata__", None) or {}
     tensors = {}
     for name, entry in header.items():
         first, last = entry["data_offsets"]
         part = raw[start + first : start + last]
-        tensors[name] = Tensor(entry["dtype"], tuple(entry["shape"]), part)
+        tensors[one_word(name)] = Tensor(entry["dtype"], tuple(entry["shape"]), part)
     return tensors, metadata
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of JSON, if each name stands there once."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twin = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"two entries of the name {one_word(twin)!r}")
+    return found
 
 
 def read_tensors(

@@ -23,7 +23,7 @@ def status(child):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def call(command):
+def call(command, **options):
     """`subprocess.call` of `python -c code`: the interpreter runs the code and ends."""
     if child := os.fork():
         return status(child)

@@ -20,7 +20,8 @@ posix = pytest.mark.skipif(os.name != "posix", reason="signals, pipes and termin
 
 def softmax(name, *words):
     target = f"candidates_under_test:{name}"
-    return run("check", target, "--estimator", "softmax", "--seed", "0", *words)
+    given = ("--estimator", "softmax", "--seed", "0", "--in-process")
+    return run("check", target, *given, *words)
 
 
 @pytest.mark.parametrize(
@@ -186,9 +187,10 @@ ENDS = {
 
 
 def ended(how, text, *words, target="ending:fn", **options):
-    """Check a candidate by `process`, or in a fork."""
+    """Check a candidate by `process`, or in a fork, in the process that judges it or another."""
     Path("ending.py").write_text(text, "utf-8")
-    given = ("--estimator", "softmax", "--check", "value_length", "--seed", "0", *words)
+    here = () if {"--isolate", "--subprocess"} & {*words} else ("--in-process",)
+    given = ("--estimator", "softmax", "--check", "value_length", "--seed", "0", *here, *words)
     return how("check", target, *given, **options)
 
 

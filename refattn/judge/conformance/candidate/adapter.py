@@ -126,7 +126,7 @@ class Adapter:
                 raise TypeError(f"`{attribute}` must be a string, got {kind}.")
         if self.source is not None and not all(self.source.partition(":")):
             raise ValueError(f"`source` must be module:name, got {self.source!r}.")
-        name = self.name or _name_of(self.fn)
+        name = self.name or name_of(self.fn)
         for attribute, value in (("capabilities", capabilities), ("tags", tags), ("name", name)):
             # The class is frozen: an adapter means the same for all checks of a run.
             object.__setattr__(self, attribute, value)
@@ -579,7 +579,7 @@ class Adapter:
         return xp.asarray(x, dtype=getattr(xp, dtype), **device)
 
 
-def _name_of(fn: Any) -> str:
+def name_of(fn: Any) -> str:
     """Return the name of a callable in reports: its own name, or that of its type."""
     try:
         name = fn.__qualname__

@@ -2,26 +2,113 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 import multiprocessing
 import os
 import pickle
 import pkgutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
+from functools import partial, update_wrapper
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from ....arrays.words import ending, said
-from .adapter import Adapter
-from .failures import Failure, Refusal
+from .adapter import Adapter, name_of
+from .failures import Failure, Refusal, SeveralResults
 from .programs import GRACE, Subprocess
+
+_LARGEST_ANSWER = 1 << 32  # bytes of an answer
+# What an answer is made of: the candidate's process may send anything else, too.
+_ANSWERS: dict[tuple[str, str], Any] = {
+    (x.__module__, x.__name__): x for x in (Failure, Refusal, SeveralResults, ModuleNotFoundError)
+}
+_ARRAYS = {
+    *(("numpy", "ndarray"), ("numpy", "dtype")),
+    *(
+        (f"numpy.{core}.multiarray", name)
+        for core in ("core", "_core")
+        for name in ("scalar", "_reconstruct")
+    ),
+    *((f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")),
+}
 
 
 class Crash(Refusal):
     """A candidate whose process has ended."""
+
+
+class Elsewhere:
+    """A callable that another process imports: none of its code runs in this one.
+
+    Parameters
+    ----------
+    find : callable
+        Imports the callable there; pickled, so it has a name of its own.
+    timeout : float, optional
+        Seconds that this may take.
+
+    Raises
+    ------
+    ValueError
+        What `find` raises, in its words, or that it did not end.
+    """
+
+    def __init__(self, find: Callable[[], Any], timeout: float | None = None) -> None:
+        self.worker = _Worker(find)
+        try:
+            problem, self.__qualname__, parameters = self.worker.ask(None, timeout)
+        except Crash as crash:
+            problem = crash.got
+        if problem:
+            self.close()
+            raise ValueError(problem)
+        if parameters is not None:
+            kinds = list(_WAYS_TO_PASS.__members__.values())
+            self.__signature__ = inspect.Signature(
+                [
+                    inspect.Parameter(name, kinds[kind], default=_Shown(x) if x else _NO_DEFAULT)
+                    for name, kind, x in parameters
+                ]
+            )
+
+    def __call__(self, *arrays: Any, **options: Any) -> Any:
+        raise TypeError("another process calls it")
+
+    def close(self) -> None:
+        """End its process."""
+        self.worker.end()
+
+
+_WAYS_TO_PASS: Any = type(inspect.Parameter.KEYWORD_ONLY)
+_NO_DEFAULT = inspect.Parameter.empty
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A default value of which only the words are known."""
+
+    words: str
+
+    def __repr__(self) -> str:
+        return self.words
+
+
+class InvertedMasks:
+    """A callable called with masks of the other polarity."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        update_wrapper(self, fn, updated=())
+        self.fn = fn
+
+    def __call__(self, *arrays: Any, **options: Any) -> Any:
+        if "mask" in options:
+            options["mask"] = ~options["mask"]
+        return self.fn(*arrays, **options)
 
 
 @contextmanager
@@ -29,13 +116,37 @@ def isolated(adapter: Adapter) -> Iterator[Adapter]:
     """Call the same candidate in another process, which ends with the context."""
     if isinstance(adapter.fn, Subprocess):
         raise ValueError("`isolate` must be left out for a program: it has a process of its own.")
-    worker = _Worker()
+    fn = adapter.fn if isinstance(adapter.fn, Elsewhere) else _send_elsewhere(adapter)
     try:
-        worker.take(adapter)
         attributes = {field.name: getattr(adapter, field.name) for field in fields(adapter)}
-        yield _Isolated(**attributes, worker=worker)
+        yield _Isolated(**attributes, worker=fn.worker)
     finally:
-        worker.end()
+        fn.close()
+
+
+def _send_elsewhere(adapter: Adapter) -> Elsewhere:
+    """Let another process import a candidate, by its name where there is one."""
+    try:
+        pickled = pickle.dumps(adapter.source or adapter.fn)
+        return Elsewhere(partial(_unpickle, pickled))
+    except Exception as error:  # of what a candidate does when it is pickled
+        words = (
+            said(error)
+            if isinstance(error, ValueError)
+            else f"{type(error).__name__}: {said(error)}"
+        )
+        raise ValueError(
+            "`isolate` must be left out for a callable that another process cannot import, "
+            f"got {adapter.name}: {words}."
+        ) from None
+
+
+def _unpickle(pickled: bytes) -> Any:
+    try:
+        fn = pickle.loads(pickled)
+        return pkgutil.resolve_name(fn) if isinstance(fn, str) else fn
+    except BaseException as error:  # importing may end in any way
+        raise ValueError(f"{type(error).__name__}: {said(error)}") from None
 
 
 @dataclass(frozen=True)
@@ -45,77 +156,114 @@ class _Isolated(Adapter):
     worker: Any = None
 
     def _call(self, *arrays: Any, **options: Any) -> Any:
-        return self.worker.call(arrays, options)
+        """Return the candidate's result; like the adapter, it may raise `Failure`."""
+        inverted = isinstance(self.fn, InvertedMasks)
+        conventions = (self.estimator, self.capabilities, self.tags)
+        kind, content = self.worker.ask((inverted, conventions, arrays, options))
+        if kind is not None:
+            raise kind(*content)
+        return content
 
 
 class _Worker:
     """A process that makes calls of a candidate."""
 
-    def __init__(self) -> None:
+    def __init__(self, find: Callable[[], Any]) -> None:
         # A forked process would lack the threads of libraries, which then wait for them.
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other,))
+        self._process = context.Process(target=_serve, args=(other, find))
         self._process.start()
         other.close()
+        self._asked = False
 
-    def take(self, adapter: Adapter) -> None:
-        """Give the process the candidate."""
-        try:
-            # By its name where there is one, as a callable may not be pickled.
-            fn = pickle.dumps(adapter.source or adapter.fn)
-            problem = self._ask((fn, adapter.estimator, adapter.capabilities, adapter.tags))
-        except Crash as crash:
-            problem = crash.got
-        except Exception as error:  # of what a candidate does when it is pickled
-            problem = f"{type(error).__name__}: {said(error)}"
-        if problem:
-            raise ValueError(
-                "`isolate` must be left out for a callable that another process cannot import, "
-                f"got {adapter.name}: {problem}."
-            )
-
-    def call(self, arrays: Any, options: Any) -> Any:
-        """Return the candidate's result; like the adapter, it may raise `Failure`."""
-        kind, content = self._ask((arrays, options))
-        if kind is not None:
-            raise kind(*content)
-        return content
-
-    def _ask(self, question: Any) -> Any:
+    def ask(self, question: Any, timeout: float | None = None) -> Any:
+        """Send a question and wait for the answer, which only holds arrays, text and numbers."""
+        self._asked = True
         try:
             self._connection.send(question)
             # Processes that the candidate has started may hold the other end open.
-            if self._connection in wait([self._connection, self._process.sentinel]):
-                return self._connection.recv()
+            ready = wait([self._connection, self._process.sentinel], timeout)
+            if not ready:
+                return f"importing it did not end within {timeout:g} s", "", None
+            if self._connection in ready:
+                answer = _Answer(io.BytesIO(self._connection.recv_bytes(_LARGEST_ANSWER))).load()
+                self._asked = False
+                return answer
         except (EOFError, OSError):
             pass
+        except Exception as error:  # of bytes that are no answer
+            raise Crash("a result", f"an answer that holds {said(error)}") from None
         self._process.join()
         raise Crash("a result", f"none: the process ended {ending(self._process.exitcode or 0)}")
 
     def end(self) -> None:
-        """End the process, whatever it does."""
-        with suppress(OSError):
-            self._connection.send(None)
-        self._process.join(GRACE)
+        """End the process, whatever it does, and those that it has started."""
+        if not self._asked:  # else it has no time to hear of it
+            with suppress(OSError):
+                self._connection.send(_END)
+            self._process.join(GRACE)
+        if os.name == "posix" and self._process.pid is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
         self._process.join()
 
 
-def _serve(connection: Connection) -> None:
+_END = "end"
+
+
+class _Answer(pickle.Unpickler):
+    """Read an answer, but call nothing on its behalf except what makes an array."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _ANSWERS:
+            return _ANSWERS[module, name]
+        if (module, name) in _ARRAYS:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"a {module}.{name}")
+
+
+def _serve(connection: Connection, find: Callable[[], Any]) -> None:
     """Make the calls that are asked for."""
+    if os.name == "posix":
+        os.setsid()  # the processes that it starts end with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    pickled, *rest = connection.recv()
+    own = os.getpid()
+    adapters: dict[str, Adapter] = {}
+    connection.recv()
     try:
-        fn = pickle.loads(pickled)
-        adapter = Adapter(pkgutil.resolve_name(fn) if isinstance(fn, str) else fn, *rest)
+        fn = find()
     except BaseException as error:  # importing may end in any way
-        connection.send(f"{type(error).__name__}: {said(error)}")
+        _send(own, connection, (said(error) or type(error).__name__, "", None))
         return
-    connection.send("")
-    while (question := connection.recv()) is not None:
-        connection.send(_answer_call(adapter, *question))
+    _send(own, connection, ("", name_of(fn), _list_parameters(fn)))
+    while (question := connection.recv()) != _END:
+        inverted, conventions, arrays, options = question
+        key = repr((inverted, conventions))
+        if key not in adapters:
+            adapters[key] = Adapter(InvertedMasks(fn) if inverted else fn, *conventions)
+        _send(own, connection, _answer_call(adapters[key], arrays, options))
+
+
+def _send(own: int, connection: Connection, answer: Any) -> None:
+    """Send an answer, unless this is a process that the candidate has forked: that ends."""
+    if os.getpid() != own:
+        os._exit(1)
+    connection.send(answer)
+
+
+def _list_parameters(fn: Any) -> list[tuple[str, int, str]] | None:
+    """List the parameters of a function: name, kind, and the words of the default value, if any."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+        return [
+            (x.name, int(x.kind), "" if x.default is x.empty else repr(x.default))
+            for x in parameters
+        ]
+    except Exception:  # no signature, or one that fails
+        return None
 
 
 def _end_with_parent() -> None:
@@ -123,6 +271,8 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
+    if os.name == "posix":
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 

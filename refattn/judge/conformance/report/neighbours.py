@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ import numpy as np
 
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Beyond, Failure
+from ..candidate.isolation import InvertedMasks
 from ..candidate.limits import Arrays, Keywords, head_size, nearest_head_size
 from ..candidate.tags import CHOICES, OF_RECURRENCES
 from ..checks.trials import Check, CheckRun, attends, evaluated
@@ -138,23 +138,11 @@ def _neighbours(adapter: Adapter) -> Iterator[_Neighbour]:
         yield _Neighbour("dtype", "float32", _declare(adapter, {"dtype": "float32"}))
     if adapter.can("mask"):
         # No tag says so: the candidate itself is called otherwise.
-        inverted = replace(adapter, fn=_invert_masks(adapter.fn))
+        inverted = replace(adapter, fn=InvertedMasks(adapter.fn))
         yield _Neighbour("mask", "inverted (True hides a key)", inverted)
     if adapter.can("gqa") and not adapter.has("per-query"):
         words = "interleaved (query head h uses key head h % G)"
         yield _Neighbour("gqa", words, adapter, _interleave)
-
-
-def _invert_masks(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Call with masks of the other polarity."""
-
-    @functools.wraps(fn, updated=())
-    def call(*arrays: Any, **options: Any) -> Any:
-        if "mask" in options:
-            options["mask"] = ~options["mask"]
-        return fn(*arrays, **options)
-
-    return call
 
 
 def _call(call: Callable[..., Any], problem: Question) -> Any:

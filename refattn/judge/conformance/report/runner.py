@@ -23,7 +23,7 @@ from ....arrays.words import said, with_known_keywords
 from ... import stats
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Beyond, Failure, Refusal, WrongRecord
-from ..candidate.isolation import Crash, isolated
+from ..candidate.isolation import Crash, Elsewhere, isolated
 from ..candidate.limits import leaving_out, sizes
 from ..candidate.tags import CHOICES, LISTING, write_tag
 from ..checks.trials import CHECKS, Check, CheckRun, attends
@@ -173,7 +173,8 @@ def check(
     results: list[Result] = []
     trials: list[CheckRun] = []
     stopped, beyond = "", {}
-    with isolated(adapter) if isolate else nullcontext(adapter) as candidate:
+    context = isolated if isolate or isinstance(adapter.fn, Elsewhere) else nullcontext
+    with context(adapter) as candidate:
         end = time.monotonic() + limit
         for i, item in enumerate(track(list(chosen.values()))):
             left = max(end - time.monotonic(), 0.0)
@@ -210,10 +211,9 @@ def check(
             weighing = _within(candidate, seed, left, weighing_keys_alike) if wrong else []
         if failed and not diagnosis:
             diagnosis = _other_draws(candidate, failed, seed, alpha, left)
-    # The arguments by which a script repeats this run.
     again = {"rng": seed, "level": level, "alpha": alpha}
     again |= {} if time_limit is None else {"time_limit": limit}
-    again |= {"isolate": True} if isolate else {}
+    again |= {"isolate": True} if isolate or any(t.crashed for t in trials) else {}
     # Right at ordinary inputs: a declared limit on logits may be what is missing.
     only_range = {r.severity for r in results if r.status == FAIL} <= {"range", "masked"}
     for result, trial in zip(results, trials, strict=True):

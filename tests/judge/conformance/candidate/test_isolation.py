@@ -30,7 +30,7 @@ def test_a_crash_is_a_failure_of_the_check_that_ran():
         ("reference_values", "FAIL"),
     ]
     assert report.results[1].severity == "contract"
-    assert report.results[1].got == "the process ended by SIGSEGV (signal 11)"
+    assert report.results[1].got == "none: the process ended by SIGSEGV (signal 11)"
     assert report.not_tried["value_length"] == "the candidate crashed"
     script = report.results[1].reproducer
     assert "isolate=True" in script
