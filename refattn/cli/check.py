@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 import shutil
 import sys
@@ -11,13 +10,11 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..arrays.words import close, said
 from .options import (
     Answer,
     Unusable,
@@ -301,13 +298,15 @@ def _candidate(
     target: str, estimator: str | None, program: str | None, apart: float | None
 ) -> Iterator[tuple[Any, str | None]]:
     """Open the callable or program; yield it, and where it can be imported from."""
+    if program is None:
+        from ..judge.conformance.candidate.target import import_target
     if program is None and apart is None:
-        yield _import_target(target), target
+        yield import_target(target), target
         return
     if program is None:
         from ..judge.conformance.candidate.isolation import Elsewhere
 
-        with closing(Elsewhere(partial(_import_target, target), apart)) as there:
+        with closing(Elsewhere(partial(import_target, target), apart)) as there:
             yield there, target
         return
     from ..arrays import checks
@@ -340,35 +339,3 @@ def _guess_estimator(fn: Any) -> str:
     names = ", ".join(needed)
     notice(f"checked as softmax, because it needs only {names} (--estimator sets it)")
     return "softmax"
-
-
-def _import_target(target: str) -> Any:
-    """Import the object MODULE:NAME or MODULE:NAME.NAME, from the current directory too."""
-    module, colon, name = target.partition(":")
-    if not (module and colon and name):
-        raise ValueError(f"the target must be MODULE:CALLABLE, got {target!r}.")
-    if "/" in module or module.startswith("."):
-        file = module.removesuffix(".py").rpartition("/")[2].lstrip(".")
-        raise ValueError(
-            f"the target must name a module, not a path, got {target!r}: "
-            f"run it in the folder of the file, as {file}:{name}."
-        )
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        target_object = import_module(module)
-        for part in name.split("."):
-            target_object = getattr(target_object, part)
-    except (ImportError, AttributeError) as error:
-        file = module.removesuffix(".py")
-        hint = f". Did you mean {file}:{name}?" if module.endswith(".py") else ""
-        if isinstance(error, AttributeError) and error.name:
-            hint = f".{close(error.name, dir(error.obj))}"
-        raise ValueError(f"cannot import {target!r}: {said(error)}{hint}") from None
-    except BaseException as error:  # also SystemExit and the like
-        kind = type(error).__name__
-        raise ValueError(f"importing {module!r} failed: {kind}: {said(error)}") from None
-    if not callable(target_object):
-        kind = type(target_object).__name__
-        raise ValueError(f"the target must be callable, got {target!r} of type {kind}.")
-    return target_object

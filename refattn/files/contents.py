@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 import stat
 import zipfile
 from collections.abc import Mapping
@@ -95,5 +94,9 @@ def free_memory() -> float:
             int(Path(f"/sys/fs/cgroup/memory.{x}").read_text("ascii")) for x in ("max", "current")
         )
         free = min(free, most - now)
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return free if limit == resource.RLIM_INFINITY else min(free, limit)
+    with suppress(ImportError):  # where there is none
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        free = free if limit == resource.RLIM_INFINITY else min(free, limit)
+    return free
