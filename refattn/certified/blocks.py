@@ -18,8 +18,8 @@ from ..numbers.paired import Paired
 from ..numbers.pairs import to_pairs
 from .results import Bound
 
-_SCORES = 2**16  # of queries and keys in a block
-_QUERIES = (16, 128)  # the least and the most queries of a block
+_SCORES = 2**21  # of queries and keys in a block, at most
+_QUERIES = 16, 64  # of a block, at least and at most
 
 
 class PairedAttention(NamedTuple):
@@ -186,7 +186,7 @@ def _sizes(problem: PairedAttention) -> tuple[tuple[int, ...], int, int]:
 def _boxes(problem: PairedAttention) -> Iterator[tuple[tuple[slice, ...], PairedAttention, slice]]:
     """Cut heads and queries into blocks; those of the same heads share slices of their keys."""
     lead, n, m = _sizes(problem)
-    for head in tiles(lead, _SCORES // max(1, n * m)):
+    for head in tiles(lead, _SCORES // max(1, 32 * n * m)):
         own = problem.take(head)
         for i in blocks(0, n, min(max(_SCORES // max(1, m), _QUERIES[0]), _QUERIES[1])):
             yield head, own, i

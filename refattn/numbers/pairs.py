@@ -174,8 +174,9 @@ class PairSpace:
             return x.of[1]
         shape = (*x.shape[:-2], x.shape[-1], x.shape[-2])
         turn = partial(x.moved, self.x.matrix_transpose)
-        make = lambda: Paired(lambda: turn().parts, shape, self, "turned", x)  # noqa: E731
-        return remembered(x, "turned", make)
+        turned = Paired(lambda: turn().parts, shape, self, "turned", x)
+        turned.memo = x.memo.setdefault("turned", {})  # without a circle of references
+        return turned
 
     def broadcast_arrays(self, *arrays: Any) -> list[Any]:
         """Broadcast arrays to one shape."""
@@ -524,6 +525,7 @@ class PairSpace:
             return self.multiply(a.of[2], self._sum_of_products(a.of[1], b, seen))
         xp, a = self.x, a if seen is None else self.where(seen, a, 0.0)
         rows, spoilt, power, nothing = remembered(b, "tidy", lambda: tidy(b, self.where, xp))
+        rows = b if rows is None else rows
         if power is not None:
             nothing = nothing | ~xp.any(is_something(a), axis=-1, keepdims=True)
             a = a.moved(lambda x: x * power)

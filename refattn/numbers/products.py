@@ -131,19 +131,22 @@ def _sum_span(x: Any, xp: Any) -> Bounded:
 def tidy(b: Any, where: Callable[..., Any], xp: Any) -> tuple[Any, Any, Any, Any]:
     """Prepare rows (..., c, K) for sums of which parts are hidden.
 
-    Return them with 0 for what is not finite, where that was, and powers of two by which they were
-    divided, along the last axis, if the rest is of different sizes: then what hides a number, a
-    factor of 0, hides its size, too. The last result are the rows of nothing but 0, (..., 1, c).
+    Return them, or None if they stay, with 0 for what is not finite; where that was; powers of two
+    by which they were divided, along the last axis, if the rest is of different sizes: then what
+    hides a number, a factor of 0, hides its size, too; and the rows of nothing but 0, (..., 1, c).
     """
     finite = xp.isfinite(b.hi) & (b.e < math.inf)
-    spoilt = None if xp.all(finite) else xp.astype(~finite, xp.float64)
-    b = b if spoilt is None else where(finite, b, 0.0)
+    if xp.all(finite):
+        rows, spoilt = None, None
+    else:
+        rows, spoilt = where(finite, b, 0.0), xp.astype(~finite, xp.float64)
+        b = rows
     if b.size == 0:
-        return b, spoilt, None, None
+        return rows, spoilt, None, None
     most = xp.max(xp.abs(b.hi), axis=-2, keepdims=True)
     most = xp.where(most > TINY, most, TINY)
     if xp.max(most) <= _APART * xp.min(most):
-        return b, spoilt, None, None
+        return rows, spoilt, None, None
     power = power_of_two(most * 2.0**-60, xp) * 2.0**60  # of numbers up to 2^1023
     nothing = xp.matrix_transpose(~xp.any(is_something(b), axis=-1, keepdims=True))
     return b.moved(lambda x: x / power), spoilt, power, nothing
