@@ -155,18 +155,24 @@ _NEAR = 2.0**-20
 
 
 def rounding(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0) -> float:
-    """Return C eps (1 + largest exponent) times the largest value.
+    """Return C eps (1 + largest exponent), and one for each term of the sums, of the largest value.
 
-    A quotient N / D of sums with cancellation, of condition c = sum |terms| / |D|, is off by
-    c eps of the largest value through N, and by c eps of itself through D.
+    Terms may be added one by one, in any order: numerator and normaliser are each off by at most
+    half an eps of the absolute terms for each of them. A quotient N / D of sums with cancellation,
+    of condition c = sum |terms| / |D|, is off by c eps of the largest value through N, and by c eps
+    of itself through D.
     """
     if adapter.has("recurrent"):
         return measured(adapter, arrays, options)[0]
+    added = sum(np.shape(options.get("omega", ()))[-2:-1])  # frequencies
     unit = CONTRACT[adapter["dtype"]] * adapter.eps
-    exponent = largest_exponent(adapter, arrays, options)
+    unit *= 1 + largest_exponent(adapter, arrays, options)
     if adapter.has("pairs"):
         size = _estimate_size(adapter, arrays, options, got)
-        return unit * (1 + exponent) * size + _UNDERFLOWS.get(str(adapter["dtype"]), 0.0)
+        return (unit + terms(adapter, added)) * size + _UNDERFLOWS.get(str(adapter["dtype"]), 0.0)
+    n, m = (x.shape[-2] for x in arrays[:2])
+    # As often as there are copies may a candidate add every key.
+    unit += terms(adapter, added + m * copies(adapter, n, m, options))
     condition, size = 1.0, _norm(arrays[2])
     if adapter.waves:
         q, k = (adapter.root(x.shape[-1]) * np.asarray(x, float) for x in arrays[:2])
@@ -174,14 +180,11 @@ def rounding(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0
         size += _norm(got)
     elif adapter.has("linear-solve") and not draws_something(adapter.record, options):
         condition = _condition_of_weights(adapter, arrays, options)
-        if condition * unit * (1 + exponent) > 1:  # which says nothing of the result
+        if condition * unit > 1:  # which says nothing of the result
             return math.inf
     elif not adapter.has("normalised", "nonnegative"):
         condition = max(1.0, _measure_condition(adapter, arrays, options))
-    n, m = (x.shape[-2] for x in arrays[:2])
-    times = copies(adapter, n, m, options)  # as often may a candidate add every key
-    more = terms(adapter, m * times) if times > 1 else 0.0
-    return (condition * unit * (1 + exponent) + more) * size
+    return condition * unit * size
 
 
 def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays, tuple[float, ...]]:

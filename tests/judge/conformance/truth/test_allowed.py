@@ -110,6 +110,24 @@ def test_allowed_errors_of_frequencies_of_each_query(mask):
     assert truth.declared(adapter, (q, k, v), options) == pytest.approx(2e-6 * want)
 
 
+@pytest.mark.parametrize("tenths", [1, 10])
+def test_sums_of_many_terms_one_by_one(tenths):
+    """Equal roundings of equal terms add up, to far more than C eps."""
+    m = 2049
+    q, k = np.ones((1, 1)), np.ones((m, 1))
+    # In any order: larger terms first, then many small ones that are rounded alike.
+    v = np.where(np.arange(m) < m // 2, tenths / 10, 1 / 3)[:, None].astype(np.float32)
+    total, one = np.zeros(2, np.float32), np.float32(1)
+    for x in v[:, 0]:
+        total = total + np.array([x, one])
+    adapter = of(len, "softmax", dtype="float32")
+    want, allowed = truth.reference(adapter, (q, k, v), {})
+    error = float(abs(total[0] / total[1] - want[0, 0]))
+    unit = truth.CONTRACT["float32"] * adapter.eps * 2 * np.max(v)
+    assert unit < error < allowed / 4
+    assert allowed < 400 * unit
+
+
 def test_memory_of_what_is_allowed():
     """Weights of many pairs, and not a product with them for each key."""
     rng = np.random.default_rng(0)
