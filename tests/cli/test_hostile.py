@@ -74,7 +74,7 @@ def test_an_import_that_does_not_end(tmp_path, monkeypatch):
     Path("hostile.py").write_text("import time; time.sleep(1000)", "utf-8")
     done = process("check", "hostile:fn", "--estimator", "softmax", "--time-limit", "2")
     assert done.returncode == 2
-    assert "importing it did not end within 2 s" in done.stderr
+    assert "importing it did not end within 22 s" in done.stderr
 
 
 def test_in_process_says_what_it_does_not_see(tmp_path, monkeypatch):

@@ -61,7 +61,7 @@ class Elsewhere:
     def __init__(self, find: Callable[[], Any], timeout: float | None = None) -> None:
         self.worker = _Worker(find)
         try:
-            problem, self.__qualname__, parameters = self.worker.ask(None, timeout)
+            problem, self.__qualname__, parameters = self.worker.ask(None, None if timeout is None else timeout + _TO_START)
         except Crash as crash:
             problem = crash.got
         if problem:
@@ -163,6 +163,9 @@ class _Isolated(Adapter):
         if kind is not None:
             raise kind(*content)
         return content
+
+
+_TO_START = 20.0  # seconds more for an interpreter and the libraries of a candidate
 
 
 class _Worker:
