@@ -7,6 +7,7 @@ last query sees its last key.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,11 +31,13 @@ class Sequences(NamedTuple):
     The last key is the number of the key that is level with each query, for causal attention and
     windows, among all keys: shape (tokens,), or (batch, n) with blocks. Offsets are where each
     begins among queries and among keys, and their ends: shapes (sequences + 1,), or (batch, 2) with
-    blocks.
+    blocks. Of keys in blocks there is the table, and all blocks of keys and of values.
     """
 
     last_key: _Integers
     offsets: tuple[_Integers, _Integers]
+    table: _Integers | None = None
+    blocks: Mapping[str, Any] = MappingProxyType({})
 
 
 def take_sequences(
@@ -131,7 +134,10 @@ def _take_blocks(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> S
             f"`{TABLE}` must hold blocks of 0 to {count - 1}, got "
             f"{table[member][read[member]].tolist()} for batch member {member}."
         )
-    most = min(int(np.max(lengths, initial=0)) // size + 1, table.shape[1]) * size
+    # A wrong kernel may read blocks of the table after those of the longest sequence.
+    used = int(np.max(lengths, initial=0)) // size + 1
+    most = min(used + used // 2, table.shape[1]) * size
+    cache = {name: arrays[name] for name in "kv"}
     seen = np.arange(most) < lengths[:, None]
     there = (table >= 0) & (table < count)
     for name in "kv":
@@ -144,7 +150,7 @@ def _take_blocks(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> S
     n = q.shape[1]
     last_key: _Integers = lengths[:, None] - n + np.arange(n)
     of_q, of_k = (np.stack([0 * x, x], -1) for x in (0 * lengths + n, lengths))
-    return Sequences(last_key, (of_q, of_k))
+    return Sequences(last_key, (of_q, of_k), table, cache)
 
 
 def _keep_alike(x: Any, others: Any) -> Any:

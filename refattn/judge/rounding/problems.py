@@ -56,6 +56,8 @@ class Packed(NamedTuple):
     keys: npt.NDArray[np.int64]
     causal: bool
     window: tuple[int | None, int | None]
+    table: npt.NDArray[np.int64] | None = None  # of blocks of keys, (batch, blocks)
+    blocks: Callable[[Index], Sequence[Doubles]] | None = None  # all keys, and values, of a head
 
 
 class Problem(NamedTuple):
@@ -455,8 +457,10 @@ def hide_unseen(x: dict[str, Any], band: Band) -> dict[str, Any]:
             where = "" if name == "q" else " where a query sees it"
             found = f"{x[name][tuple(at)]} at {name_element(at)}"
             raise ValueError(f"`{name}` must be finite{where}, got {found} of its head.")
-        every = known[name].all()
-        x[name] = np.ascontiguousarray(x[name]) if every else np.where(known[name], x[name], 0.0)
+        if known[name].all():
+            x[name] = np.ascontiguousarray(x[name])
+        else:  # what was there, a wrong kernel may have read
+            x[name], x[f"{name}_lost"] = np.where(known[name], x[name], 0.0), ~known[name]
     return x
 
 

@@ -53,7 +53,7 @@ import numpy as np
 
 from ...arrays.threads import one_blas_thread
 from ...arrays.words import name_row
-from ..mistakes.causes.alternatives import list_remarks, suspect_narrower
+from ..mistakes.causes.places import list_remarks, suspect_narrower
 from ..mistakes.causes.reasons import explain, explain_gradients
 from ..mistakes.causes.states import find_coarse_state
 from ..rounding.hardware import IEEE

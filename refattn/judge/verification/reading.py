@@ -98,6 +98,10 @@ def pose_tensors(
     last = None if sequences is None else sequences.last_key
     if sequences is not None:
         packed = Packed(*sequences.offsets, causal, window)
+        if sequences.table is not None:
+            packed = packed._replace(
+                table=sequences.table, blocks=partial(_read_blocks, tensors, sequences.blocks)
+            )
     # Packed sequences whose last queries are not level with the last key of the file: causality and
     # window are those of each sequence, and become part of the mask.
     if last is not None and not np.array_equal(last, np.arange(n) + m - n):
@@ -130,6 +134,17 @@ def pose_tensors(
         storage=tensors.dtype,
         packed=packed,
     ).with_scales(tensors.scales)
+
+
+def _read_blocks(tensors: Tensors, blocks: Mapping[str, Any], index: Index) -> list[Doubles]:
+    """Read all blocks of keys and of values that a query head may use, with its first scale."""
+    found = []
+    for name, x in blocks.items():
+        at = tensors.index(name, index)
+        numbers: Doubles = np.asarray(x[:, :, at[-1]], np.float64)
+        scales = tensors.scales.get(name)
+        found.append(numbers if scales is None else numbers * scales[at][0])
+    return found
 
 
 def pose_by_text(

@@ -10,13 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ....arrays.library import Doubles
-from ....arrays.stored import NARROW
-from ....arrays.words import name_row
-from ...rounding.formats import FORMATS
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
-from ...verification.findings import name_span
 from .changed_inputs import list_narrow, list_scales
 from .heads import list_other_heads
 from .masks import list_diagonals
@@ -45,39 +40,6 @@ _WITHOUT = {  # an option that was given
 }
 
 
-def list_remarks(problem: Problem, read: Callable[[Index], Doubles]) -> Iterator[str]:
-    """List what the numbers show without a law."""
-    zero, nan, rows, first = True, 0, 0, ""
-    held, columns = np.zeros(0, int), np.zeros(problem.shape[2], bool)
-    for index in np.ndindex(problem.lead):
-        got = read(index)
-        zero = zero and not np.any(got)
-        strange = np.flatnonzero(~np.all(np.isfinite(got), -1))
-        first = first or (name_row((*index, int(strange[0]))) if strange.size else "")
-        nan, rows, held = nan + strange.size, rows + got.shape[0], np.union1d(held, strange)
-        columns |= ~np.all(np.isfinite(got), 0)
-    if zero and rows:
-        yield f"{problem.result} is 0 everywhere"
-    if nan:
-        parts = [name_span(problem.rows, held)] * (len(held) > 1)
-        parts += [name_span("columns", np.flatnonzero(columns))] * (not columns.all())
-        where = f" ({', '.join(parts)})" if parts else ""
-        hold, there = ("holds", "at") if nan == 1 else ("hold", "the first is")
-        yield f"{nan} of {rows} rows {hold} NaN or infinity, {there} {first}{where}"
-
-
-def suspect_narrower(problem: Problem, dtype: str) -> Iterator[str]:
-    """Say if queries, keys and values look like those of a narrower type."""
-    for name in NARROW:
-        to = FORMATS[name]
-        heads = (problem.read(index) for index in np.ndindex(problem.lead))
-        if to.digits < FORMATS[dtype].digits and all(
-            np.all(to.holds(x[y])) for x in heads for y in "qkv"
-        ):
-            yield f"q, k and v hold only {name} numbers: is that the dtype of the kernel?"
-            return
-
-
 def list_alternatives(problem: Problem) -> Iterator[Alternative]:
     """List problems and kernels that this one may be taken for, the plainest first."""
     yield from list_packed(problem)
@@ -96,6 +58,8 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
         # Sequences in one buffer have these of their own: `list_packed` changes them.
         if problem.packed is None or name not in ("mask", "causal mask", "window"):
             yield Alternative(_WITHOUT[name], other)
+        for names, less in _leave_out_more(other, name):
+            yield Alternative(" and ".join(_WITHOUT[x] for x in (name, *names)), less)
     if not problem.causal and problem.packed is None:
         yield Alternative("attention is causal", problem._replace(causal=True))
     scales = {
@@ -128,6 +92,35 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
         }
         for words, change in sinks.items():
             yield Alternative(f"the sink {words}", problem.replaced("sinks", change))
+
+
+def list_halves(problem: Problem) -> Iterator[Alternative]:
+    """List kernels that leave options out of one sum alone: of the weights, or of the values."""
+    right = Alternative("", problem)
+    for name, less in problem.leave_out():
+        for names, other in ((), less), *_leave_out_more(less, name):
+            words = " and ".join(_WITHOUT[x] for x in (name, *names))
+            both = right, Alternative("", other)
+            for x, (of_values, of_weights) in enumerate((both[::-1], both)):
+                where = ("values, not of the weights", "weights, not of the values")[x]
+                answer = partial(_divide_sums, of_values, of_weights)
+                yield Alternative(f"{words} in the sum of the {where}", problem, answer=answer)
+
+
+def _divide_sums(of_values: Alternative, of_weights: Alternative, rows: Rows) -> Result:
+    """Divide the sum of the values by one problem by the sum of the weights by another."""
+    x, y = of_values.result(rows), of_weights.result(rows)
+    with np.errstate(invalid="ignore"):
+        return y._replace(out=x.out * np.exp(x.lse - y.lse)[:, None])
+
+
+def _leave_out_more(problem: Problem, after: str) -> Iterator[tuple[tuple[str, ...], Problem]]:
+    """Leave out more options, of those that come after one, in all ways."""
+    order = [*_WITHOUT]
+    for name, other in problem.leave_out():
+        if order.index(name) > order.index(after):
+            yield (name,), other
+            yield from (((name, *x), y) for x, y in _leave_out_more(other, name))
 
 
 def list_added(problem: Problem) -> Iterator[Alternative]:
@@ -264,7 +257,7 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
         text = "the bias is also multiplied by the scale"
         yield Alternative(text, problem, bias=lambda _, at, x: problem.scale * np.asarray(x))
         yield from _list_bias_tiles(problem)
-    for words, power in _SLOPES.items():
+    for words, power in SLOPES.items():
         slopes = partial(_slope_of_head, problem, power)
         # Where the bias is such slopes times a number, that number is fitted.
         if not _is_multiple(problem, slopes):  # of which the factor is fitted
@@ -291,7 +284,7 @@ def _read_bias(problem: Problem, wrap: Callable[..., Place], x: Place, at: Index
 
 # ALiBi has slopes 2^(-8 h / heads) with h from 1, and a rule of its own (the last row) for numbers
 # of heads that are no powers of 2.
-_SLOPES: Mapping[str, Callable[[int, int], float]] = {
+SLOPES: Mapping[str, Callable[[int, int], float]] = {
     "(-8 h / heads), h from 1": lambda h, heads: -8 * (h + 1) / heads,
     "(-8 h / heads), h from 0": lambda h, heads: -8 * h / heads,
     "(-8 h / heads), h from the last head": lambda h, heads: -8 * (heads - h) / heads,

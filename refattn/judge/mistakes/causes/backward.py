@@ -26,7 +26,7 @@ from .alternatives import list_alternatives
 from .fitted import list_counted
 from .heads import list_other_heads
 from .sampled import Alternative, Rows
-from .slips import LOST_TILES, hide_tile, take_sink
+from .slips import LOST_TILES, attend_by, hide_tile, list_parts, score_all, take_sink
 from .wrong_rows import (
     FAR,
     Sample,
@@ -37,6 +37,7 @@ from .wrong_rows import (
     find_columns,
     find_near,
     find_tiles,
+    finite,
     list_wrong,
     measure_unit,
     row_sizes,
@@ -118,6 +119,10 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
         yield Candidate(text, change=partial(_rescale_lse, factor=factor))
     text = "weights are not divided by their sum: lse is the largest score"
     yield Candidate(text, change=lambda x, y: (x, y._replace(lse=y.top)))
+    for those, edges in list_parts(gradient.forward):
+        for said, names in _OF_PARTS.items():
+            change = partial(_keep_parts, edges=edges, names=names)
+            yield Candidate(f"in the backward pass {said} of {those}", change=change)
     text = "weights are divided twice by their sum"
     yield Candidate(text, change=lambda x, y: (x, y._replace(lse=2 * y.lse - y.top)))
     if gradient.forward.has_sinks:
@@ -148,6 +153,27 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     n, m, _ = gradient.forward.shape
     for one, other in permutations(("dq", "dk", "dv"), 2) if n == m and most == 1 else ():
         yield Candidate(f"{one} is {other}", of=other, to=one)
+
+
+_OF_PARTS = {
+    "weights are normalised in each": ("lse",),
+    "weights and D = d_out . out are those in each": ("lse", "delta"),
+    "D = d_out . out is that of the output in each": ("delta",),
+}
+
+
+def _keep_parts(
+    x: BackwardHead, y: Kept, edges: Sequence[int], names: Sequence[str]
+) -> tuple[BackwardHead, Kept]:
+    """Let each key have the log normalisers, D or both of its part of the keys."""
+    s = score_all(x.head)
+    found: dict[str, list[Doubles]] = {"lse": [], "delta": []}
+    for j in map(slice, edges, [*edges[1:], x.head.keys]):
+        part = attend_by(s[:, j], x.head.v[j])
+        numbers = {"lse": part.lse, "delta": np.sum(x.d_out * finite(part.out), -1)}
+        for name in names:
+            found[name].append(np.repeat(numbers[name][:, None], j.stop - j.start, -1))
+    return x, y._replace(**{name: np.concatenate(found[name], -1) for name in names})
 
 
 def _list_forward(gradient: Gradient) -> list[Alternative]:
@@ -262,12 +288,13 @@ def compute_gradient(
         )
     with np.errstate(all="ignore"):
         # Where no key is seen lse is -inf, and all weights are 0.
-        lse = np.where(np.isfinite(kept.lse), kept.lse, math.inf)[:, None]
+        lse = np.where(np.isfinite(kept.lse), kept.lse, math.inf).reshape(len(kept.lse), -1)
+        delta = kept.delta.reshape(len(lse), -1)
         p = np.exp(scores(tile.scores) - lse)
         p = p if tile.visible is None else np.where(tile.visible, p, 0.0)
         if of == "dv":
             return np.asarray(p.T @ g)
-        s = head.scale * p * (g @ v.T - kept.delta[:, None]) * tile.slope
+        s = head.scale * p * (g @ v.T - delta) * tile.slope
         return np.asarray(s @ k if of == "dq" else s.T @ head.q)
 
 
@@ -336,7 +363,8 @@ class Backward:
                 taken = taken._replace(v=back.head.v[rows.keys])
             i = rows.queries
             again = BackwardHead(taken, back.d_out[i], None)
-            left = Kept(kept.lse[i], kept.delta[i], kept.top[i])
+            # Parts of the keys may have their own.
+            left = Kept(*(x[i] if x.ndim == 1 else x[np.ix_(i, rows.keys)] for x in kept))
             total = total + weight * compute_gradient(again, left, wanted, one.scores)
         return np.asarray(total)
 

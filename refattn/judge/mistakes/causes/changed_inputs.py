@@ -16,7 +16,6 @@ from ...rounding.formats import FORMATS, Format
 from ...rounding.problems import Index, Problem
 from .heads import list_other_heads
 from .sampled import Alternative
-from .slips import KEPT, TILE_SIZES, move_rows
 
 _CALLED = {"q": "queries", "k": "keys", "v": "values"}
 _ANGLE_BASES = (1e4, 5e5, 1e6)  # of the angles of positions
@@ -40,11 +39,6 @@ def list_scales(problem: Problem) -> Iterator[Alternative]:
     }
     for words, at in list_other_heads(problem):
         changes[f"read from {words}"] = partial(_rescale, at=at, power=0)
-    # One scale for the whole array has no token that it could be read from instead.
-    fewest = min((len(problem.first[f"{x}_scale"]) for x in given), default=0)
-    for size in (x for x in TILE_SIZES if x < fewest):
-        for words, by in (("late", -size), ("early", size)):
-            changes[f"read {size} tokens too {words}"] = partial(_move_scale, by=by)
     for names in dict.fromkeys((given, *((x,) for x in given))) if given else ():
         called = f"{' and '.join(f'{x}_scale' for x in names)} {'are' if names[1:] else 'is'}"
         for words, change in changes.items():
@@ -77,13 +71,6 @@ def _rescale(problem: Problem, name: str, index: Index, x: Any, at: Any, power: 
     """Multiply by a power of the own scale, or take that of another head."""
     own = problem.read(index)[name]
     return x * own**power if at is None else x / own * problem.read(at(index))[name]
-
-
-def _move_scale(problem: Problem, name: str, index: Index, x: Any, by: int) -> Any:
-    """Take the scales of the tokens so many places later; where there are none, the own."""
-    own = problem.read(index)[name]
-    # Queries, keys and values are read with their scales: the own one is taken off first.
-    return x / own * move_rows(index, own, by, KEPT)
 
 
 def _scale_by(problem: Problem, own: str, other: str, power: int, index: Index, x: Any) -> Any:

@@ -18,7 +18,6 @@ from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...rounding.roundings import Roundings
 from ...verification.findings import Numbers, Suspect, name_span
-from .heads import weigh_keys
 from .sampled import Alternative, Place, Result, attend
 from .slips import TILE_SIZES, score_all
 from .wrong_rows import FAR, Sample, Sampled, differ, divide, rate_rows, row_sizes, thin
@@ -153,92 +152,6 @@ def _describe_counts(
     return f"tiles of {size} keys {what}: for {rows}, {text}{more}"
 
 
-def list_mixed(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Iterator[Alternative]:
-    """List the kernel that reads other blocks of the cache: of wrong batch members, all of them."""
-    packed, m = problem.packed, problem.shape[1]
-    if packed is None or packed.queries.ndim == 1 or "bias" in problem.first:
-        return
-    if packed.causal or packed.window != (None, None):  # then the order of blocks matters
-        return
-    lengths = (packed.keys[:, 1] - packed.keys[:, 0]).tolist()
-    for size in (x for x in TILE_SIZES[::-1] if x < m <= _MOST_TILES * x):
-        pool = [(c, t) for c, length in enumerate(lengths) for t in range(-(-length // size))]
-        read: dict[int, list[tuple[int, int]]] = {}
-        for member in sorted({x.rows.at[0] for x in wrong}):
-            heads, part = [x for x in wrong if x.rows.at[0] == member], lengths[member] % size
-            if 2 * len(pool) > sum(x.got.size for x in heads):  # too few numbers to tell
-                break
-            columns = [_sum_blocks(problem, unit, x, pool, size, part) for x in heads]
-            counts = _count(np.concatenate(columns))
-            if counts is None:
-                break
-            # Whole blocks come first, then those that are as short as the last one.
-            full, last = np.split(
-                np.repeat(np.arange(len(counts)), counts), [sum(counts[: len(pool)])]
-            )
-            read[member] = [pool[x % len(pool)] for x in (*full, *last)]
-            if (len(full), len(last)) != (lengths[member] // size, int(part > 0)):
-                break
-        else:
-            put = (partial(_put_blocks, problem, x, size, read) for x in "kv")
-            moved = problem.replaced("k", next(put)).replaced("v", next(put))
-            yield Alternative(_describe_blocks(read, size), moved)
-            return
-
-
-def _sum_blocks(
-    problem: Problem,
-    unit: float,
-    x: Sampled,
-    pool: Sequence[tuple[int, int]],
-    size: int,
-    part: int,
-) -> Doubles:
-    """Sum over blocks, and parts of each, what it adds to an output, as `sum_by_tiles` does."""
-    at, lse = x.rows.at, attend(Alternative("", problem).head(x.rows)).lse
-    sums: list[list[Doubles]] = [[], []]
-    for member in sorted({c for c, _ in pool}):
-        theirs = problem.with_arrays_of("kv", {at: (member, *at[1:])}.__getitem__)
-        head = Alternative("", theirs).head(x.rows)._replace(mask=None)
-        w = weigh_keys(head, lse)
-        for start in (t * size for c, t in pool if c == member):
-            for found, count in zip(sums, (size, part) if part else (size,), strict=False):
-                j = slice(start, start + count)
-                found.append(w[:, j] @ head.v[j] - np.sum(w[:, j], -1, keepdims=True) * x.got)
-    rest = 0 * x.got if head.sink is None else -np.exp(head.sink - lse)[:, None] * x.got
-    both = np.stack([*sums[0], *sums[1], rest], -1)
-    return np.asarray(divide(both, (unit * row_sizes(x.got))[..., None]))
-
-
-def _put_blocks(
-    problem: Problem,
-    name: str,
-    size: int,
-    read: Mapping[int, Sequence[tuple[int, int]]],
-    at: Index,
-    x: Any,
-) -> Any:
-    blocks = [problem.read((c, *at[1:]))[name][t * size :][:size] for c, t in read.get(at[0], ())]
-    new = np.concatenate([*blocks, x[:0]])[: len(x)]
-    return np.concatenate([new, x[len(new) :]])
-
-
-def _describe_blocks(read: Mapping[int, Sequence[tuple[int, int]]], size: int) -> str:
-    """Say which blocks of the first member are others."""
-    member, found = next(iter(read.items()))
-    own = [(member, t) for t in range(len(found))]
-    lost, others = ([x for x in a if x not in b] for a, b in ((own, found), (found, own)))
-    named = ", ".join(f"{t * size} to {t * size + size - 1}" for _, t in lost)
-    there = ", ".join(f"{t * size} to {t * size + size - 1} of batch member {c}" for c, t in others)
-    more = f" (and in {len(read) - 1} more batch members)" if len(read) > 1 else ""
-    if not lost:  # the order matters as the last is not full
-        t = found[-1][1] * size
-        last = f"the last block of {size} keys of batch member {member}"
-        return f"{last} is keys {t} to {t + size - 1}{more}"
-    where = f"not keys {named} of batch member {member}, but keys {there}{more}"
-    return f"blocks of {size} keys are read from elsewhere: {where}"
-
-
 def list_wrong_tiles(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternative]:
     """List the kernel in which a tile of keys goes wrong that fits some rows best.
 
@@ -272,28 +185,13 @@ def _add_slip(head: SoftmaxHead, exact: Result, s: Doubles, w: Doubles, slip: _S
 
 def _list_slips_of_tiles(problem: Problem) -> Iterator[tuple[str, _Slip]]:
     """List what may go wrong with a tile, the largest tiles first."""
-    (_, m, d_v), d = problem.shape, problem.first["k"].shape[-1]
+    m = problem.shape[1]
     for size in (x for x in TILE_SIZES[::-1] if x < m <= _MOST_TILES * x):
         for j in blocks(0, m, size):
-            keys, width = f"keys {j.start} to {j.stop - 1}", j.stop - j.start
-            if d == d_v:
-                own = partial(_take_other_values, j=j, name="k", start=j.start)
-                yield f"k is used as v for {keys}", own
-            for start in (j.start - size, j.start + size):
-                if 0 <= start <= m - width:
-                    text = f"{keys} have the values of keys {start} to {start + width - 1}"
-                    yield text, partial(_take_other_values, j=j, name="v", start=start)
+            keys = f"keys {j.start} to {j.stop - 1}"
             for words, of_sum in (("an output that is", 0.0), ("sums that are", 1.0)):
                 text = f"{keys} are added to {words} not rescaled when the maximum grows"
                 yield text, partial(_keep_earlier, j=j, of_sum=of_sum)
-
-
-def _take_other_values(
-    head: SoftmaxHead, _: Doubles, w: Doubles, j: slice, name: str, start: int
-) -> tuple[Any, Doubles]:
-    """Take other values for some keys."""
-    other = getattr(head, name)[start : start + j.stop - j.start]
-    return 0.0, w[:, j] @ (other - head.v[j])
 
 
 def _keep_earlier(

@@ -484,7 +484,48 @@ def _read_solved(
     return back, kept._replace(delta=delta)
 
 
+def list_rescaled(
+    back: Backward, parts: Mapping[str, Part], of: str, failed: Sequence[str]
+) -> Iterator[Candidate]:
+    """List the backward pass with another scale, which is fitted to some wrong rows."""
+    forward, one = back.gradients[of].forward, Candidate("", len(back.forward))
+    few = back.samples[failed[0]].heads[:1]
+    rows = [x.take(np.flatnonzero(x.wrong)[:_FEW_ROWS]) for x in few]
+    if (
+        not forward.scale
+        or not rows
+        or not len(rows[0].got)
+        or math.prod(forward.shape[:2]) > _PAIRS
+    ):
+        return
+    x, size = rows[0], back.samples[failed[0]].unit * row_sizes(rows[0].got)
+    back.forward.append(Alternative("", forward))
+
+    def compute(c: float) -> Doubles:
+        back.forward[one.number] = Alternative("", forward._replace(scale=c * forward.scale))
+        return back.predict(one, failed[0], x.rows.at, x.rows.queries)
+
+    def rate(c: float) -> float:
+        z = divide(differ(x.got, compute(c)), size)
+        return float(np.sum(z * z))
+
+    c = min(_SCALES, key=rate)
+    for _ in range(_SCALE_STEPS):
+        step = 1e-4 * c
+        low, high = compute(c - step), compute(c + step)
+        slope, z = (high - low) / (2 * step) / size, (x.got - (low + high) / 2) / size
+        square = float(np.sum(slope * slope))
+        if not (square > 0 and math.isfinite(square)):
+            return
+        c += float(np.clip(np.sum(slope * z) / square, -c / 2, c / 2))
+    compute(c)
+    words = f"the scale is {c:.4f} ± {1 / math.sqrt(square):.1g} times the declared scale"
+    yield one._replace(text=f"in the backward pass {words} (lse and out are right)")
+
+
+_SCALES, _SCALE_STEPS = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0), 8  # where a fit starts, and its steps
 _LISTINGS = (
+    list_rescaled,
     list_moved,
     list_other_strides,
     list_rounded_scores,

@@ -26,6 +26,7 @@ _COMPARED_PAIRS = 2**22  # of queries and keys, at most, of masks and biases tha
 _MOST_TILES = 64  # of keys, at most
 _MOST_SCORE = 300.0  # of other keys, less the log normaliser: then their weights stay finite
 _NO_PART = 0.02  # of a sum of heads, at most
+_MOST_FACTOR = 4.0  # of an output that is added: a larger one is another mistake
 _CROSSED = 16  # tiles, at most, that are tried in the place of each other
 
 
@@ -222,21 +223,25 @@ def list_summed(problem: Problem, sample: Sample) -> Iterator[Alternative]:
         if not 1 < len(heads) <= min(_HEADS, x.got.size // 2) or not np.all(np.isfinite(x.got)):
             return
         outs = [given.result(x.rows._replace(at=y)).out.ravel() for y in heads]
-        factors = np.linalg.lstsq(np.stack(outs, -1), x.got.ravel())[0].tolist()
-        found[x.rows.at] = {y: c for y, c in zip(heads, factors, strict=True) if abs(c) > _NO_PART}
-    if max(map(len, found.values()), default=0) > 1:
+        fitted = np.linalg.lstsq(np.stack(outs, -1), x.got.ravel())[0].tolist()
+        found[x.rows.at] = {y: c for y, c in zip(heads, fitted, strict=True) if abs(c) > _NO_PART}
+    factors = [abs(c) for x in found.values() for c in x.values()]
+    if max(map(len, found.values()), default=0) > 1 and max(factors) < _MOST_FACTOR:
         add_up = partial(_add_up, problem, found)
         sums = ([f"{c:.2g} times head {place(z)}" for z, c in y.items()] for y in found.values())
-        words = (f"head {place(x)} is {' + '.join(y)}" for x, y in zip(found, sums, strict=True))
-        yield Alternative(f"outputs are added: {', '.join(words)}", problem, answer=add_up)
+        words = (
+            f"head {place(x)} is {' + '.join(y) or '0'}" for x, y in zip(found, sums, strict=True)
+        )
+        text = f"outputs are added: {', '.join(words)}"
+        yield Alternative(text, problem, answer=add_up, plain=False)
 
 
 def _add_up(problem: Problem, parts: Mapping[Index, Mapping[Index, float]], rows: Rows) -> Result:
     """Sum the outputs of several heads, each times a factor."""
     given = Alternative("", problem).result
     some = parts.get(rows.at, {rows.at: 1.0}).items()
-    outs = np.stack([c * given(rows._replace(at=y)).out for y, c in some])
-    return given(rows)._replace(out=np.sum(outs, 0))
+    own = given(rows)
+    return own._replace(out=sum((c * given(rows._replace(at=y)).out for y, c in some), 0 * own.out))
 
 
 def list_spilled(problem: Problem, wrong: npt.NDArray[np.bool_]) -> Iterator[Alternative]:

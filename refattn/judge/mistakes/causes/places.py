@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +11,11 @@ import numpy.typing as npt
 
 from ....arrays.blocks import blocks
 from ....arrays.library import Doubles
+from ....arrays.stored import NARROW
 from ....arrays.words import name_row, place
+from ...rounding.formats import FORMATS
 from ...rounding.head import attend_rows
-from ...rounding.problems import Problem
+from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...verification.findings import Numbers, Suspect, describe_span, name_span
 from ...verification.verdict import Verdict
@@ -372,3 +374,36 @@ def remark_normalisers(problem: Problem, numbers: Numbers) -> Iterator[str]:
         if len(some) < math.prod(problem.lead):
             where += f", {name_heads(problem, some)}"
         yield f"{len(rows)} log {what}, {where}"
+
+
+def list_remarks(problem: Problem, read: Callable[[Index], Doubles]) -> Iterator[str]:
+    """List what the numbers show without a law."""
+    zero, nan, rows, first = True, 0, 0, ""
+    held, columns = np.zeros(0, int), np.zeros(problem.shape[2], bool)
+    for index in np.ndindex(problem.lead):
+        got = read(index)
+        zero = zero and not np.any(got)
+        strange = np.flatnonzero(~np.all(np.isfinite(got), -1))
+        first = first or (name_row((*index, int(strange[0]))) if strange.size else "")
+        nan, rows, held = nan + strange.size, rows + got.shape[0], np.union1d(held, strange)
+        columns |= ~np.all(np.isfinite(got), 0)
+    if zero and rows:
+        yield f"{problem.result} is 0 everywhere"
+    if nan:
+        parts = [name_span(problem.rows, held)] * (len(held) > 1)
+        parts += [name_span("columns", np.flatnonzero(columns))] * (not columns.all())
+        where = f" ({', '.join(parts)})" if parts else ""
+        hold, there = ("holds", "at") if nan == 1 else ("hold", "the first is")
+        yield f"{nan} of {rows} rows {hold} NaN or infinity, {there} {first}{where}"
+
+
+def suspect_narrower(problem: Problem, dtype: str) -> Iterator[str]:
+    """Say if queries, keys and values look like those of a narrower type."""
+    for name in NARROW:
+        to = FORMATS[name]
+        heads = (problem.read(index) for index in np.ndindex(problem.lead))
+        if to.digits < FORMATS[dtype].digits and all(
+            np.all(to.holds(x[y])) for x in heads for y in "qkv"
+        ):
+            yield f"q, k and v hold only {name} numbers: is that the dtype of the kernel?"
+            return

@@ -20,6 +20,7 @@ from ...verification.findings import LOGARITHMS, Finding, Numbers, Part, Suspect
 from ...verification.verdict import Verdict
 from ...verification.worst import find_worst
 from ...verification.z_scores import mean_square
+from ..operators.grids import find_grid
 from .alternatives import list_alternatives
 from .fitted import name_copies, name_dropout
 from .gradients import explain_backward
@@ -45,6 +46,7 @@ from .wrong_rows import Sample
 
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
+_MOST_REST = 16.0  # the same, up to which a factor is one
 _SMALL_REST = 1.5  # mean square of z up to which a fit to the derivatives leaves roundings only
 _LINEAR_NAMES = ("factor", "truncated", "lse", "delta")  # derivatives to these hold for any size
 _FEATURE_MAPS: Mapping[str, Callable[[Any], Any]] = {  # that are mistaken for others
@@ -68,6 +70,11 @@ _ORDERS = (
     "logarithms): if the kernel computes otherwise, rounding may explain such errors"
 )
 _CAUSE = "convention"  # name of a suspect that holds
+_AS_CUT = 0.2  # of the shift that truncation makes, how far one may be off
+_IN_FLOAT32 = (  # what is said of such numbers of float64, and their cause
+    "profile math accepts these numbers",
+    "the softmax, or all of it, is computed in float32",
+)
 _TRUNCATED = 2.0  # spacings beyond which nothing is truncated
 
 
@@ -108,7 +115,12 @@ def explain(
     where = verdict.worst.where if verdict.worst else ()
     where = (*where, 0) if where and failed == "lse" else where  # of a row, any column
     rest = verdict.dtype, failed, where, bool(fits)
-    found, sample = search_causes(problem, numbers, profiles, *rest, strange_alone)
+    known = _IN_FLOAT32[1] if _IN_FLOAT32[0] in " ".join(verdict.remarks) else ""
+    if failed != "lse" and worst is not None and not known:
+        grid, gap = find_grid(problem, numbers)
+        known = grid if abs(worst.got - worst.exact) < gap else ""
+    found, sample = search_causes(problem, numbers, profiles, *rest, strange_alone, known)
+    fits = [] if known else fits
     if sample.apart and not any(x.name == _CAUSE for x in found):
         # Numbers that are wrong were searched first; those that are NaN may have another cause.
         alone = search_causes(problem, numbers, profiles, *rest, strange_alone=True)
@@ -117,6 +129,9 @@ def explain(
         share = 0.0 if found else share_of_offset(problem, sample)
         fits = [x._replace(explained=share) for x in fits if share >= _MOST]
     suspects = order_suspects(found, fits)
+    cut = [x for x in fits if x.name.startswith("truncated") and abs(x.estimate - 1) < _AS_CUT]
+    if cut and verdict.z.rms**2 * (1 - cut[0].explained) < _SMALL_REST:
+        suspects = [*cut, *(x for x in suspects if x not in cut)]
     holds = any(x.name == "convention" for x in suspects)
     # All zeros, or NaN in every row, is said as it is: what explains them in part does not matter.
     suspects = suspects if holds else name_trivial(verdict) or suspects
@@ -338,7 +353,9 @@ def tidy_fits(verdict: Verdict, failed: str) -> list[Suspect]:
         if square * (1 - min(x.explained, 1.0)) > _SMALL_REST or not _is_as_derived(x):
             # With more left than roundings, the standard error of the fit means nothing.
             text = re.sub(r" ± \S*\d", "", text)
-        if share >= _MOST:
+        # A factor is the same for errors of any size: one that leaves more than roundings is none.
+        rest = square * (1 - min(x.explained, 1.0)) / max(1.0, abs(1 + x.estimate)) ** 2
+        if share >= _MOST and not (x.name == "factor" and rest > _MOST_REST):
             fits.append(x._replace(explained=share, text=text))
     best = max((x.explained for x in fits), default=0.0)
     return sorted((x for x in fits if x.explained > best - _AS_GOOD), key=lambda x: -x.explained)
@@ -404,10 +421,11 @@ def as_scores(problem: Problem, roundings: Roundings) -> Problem | None:
 
     @lru_cache(maxsize=2)
     def read(index: Index) -> Mapping[str, Any]:
-        head = problem.features(index, roundings)
+        head = problem.without("mask").features(index, roundings)
         with np.errstate(divide="ignore", invalid="ignore"):
             bias = np.log(head.queries.value @ head.keys.value.T)
-        return {"q": np.zeros((n, 1)), "k": np.zeros((m, 1)), "v": head.v, "bias": bias}
+        arrays = {"q": np.zeros((n, 1)), "k": np.zeros((m, 1)), "v": head.v, "bias": bias}
+        return arrays | {x: y for x, y in problem.read(index).items() if x == "mask"}
 
     # A negative product has no logarithm.
     if np.any(np.isnan(read(first)["bias"])):

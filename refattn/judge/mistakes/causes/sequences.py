@@ -11,6 +11,7 @@ import numpy as np
 from ....arrays.blocks import blocks
 from ....arrays.library import Doubles
 from ...rounding.problems import Index, Packed, Problem
+from ...verification.findings import name_span
 from .sampled import (
     Alternative,
     Numbers1D,
@@ -106,7 +107,7 @@ def list_packed(problem: Problem) -> Iterator[Alternative]:
     levels = [(f"{called} is {words}", x) for words, x in _list_levels(packed, right) if banded]
     # Keys in blocks of a cache, which have two axes here, do not lie one after another.
     borders = _list_borders(packed, right) if packed.queries.ndim == 1 else ()
-    for text, bounds in (*levels, *borders, *_list_lengths(right)):
+    for text, bounds in (*levels, *borders, *_list_lengths(right, problem.shape[1])):
         yield Alternative(text, problem, partial(_show, bounds, packed), among=False)
     for text, others in (
         ("attention is not causal", {"causal": False}),
@@ -151,6 +152,7 @@ def _list_borders(packed: Packed, right: Bounds) -> Iterator[tuple[str, Bounds]]
         right._replace(begin=start, end=end - begin, level=level - begin),
     )
     yield from _list_offsets(packed)
+    yield from _list_starts(right)
 
 
 def _with_ends(right: Bounds, *ends: tuple[str, Any, Any]) -> Iterator[tuple[str, Bounds]]:
@@ -162,7 +164,7 @@ def _with_ends(right: Bounds, *ends: tuple[str, Any, Any]) -> Iterator[tuple[str
         yield text, Bounds(rows, first, last, level + last - end)
 
 
-def _list_lengths(right: Bounds) -> Iterator[tuple[str, Bounds]]:
+def _list_lengths(right: Bounds, most: int) -> Iterator[tuple[str, Bounds]]:
     """List other lengths of sequences."""
     rows, begin, end, level = right
     yield from _with_ends(
@@ -171,8 +173,12 @@ def _list_lengths(right: Bounds) -> Iterator[tuple[str, Bounds]]:
         ("does not see its last key", begin, end - 1),
     )
     if len(rows) > 1:
+        n = int(np.max(end - level - rows))
         yield from _with_ends(
             right,
+            ("is as long as its block table", begin, 0 * end + most),
+            (f"has its {n} queries counted twice: it is {n} keys too long", begin, end + n),
+            (f"lacks its {n} queries: it is {n} keys too short", begin, end - n),
             ("is one key too long", begin, end + 1),
             ("has the length of the next one", begin, np.roll(end, -1)),
             ("has the length of the one before", begin, np.roll(end, 1)),
@@ -187,6 +193,40 @@ def _list_lengths(right: Bounds) -> Iterator[tuple[str, Bounds]]:
             text = f"lengths of sequences are rounded {words} to multiples of {size} keys"
             yield text, Bounds(rows, begin, last, level)
             yield f"{text}, also for the causal mask", Bounds(rows, begin, last, level + last - end)
+
+
+def _round_starts(begin: Numbers1D, end: Numbers1D) -> Iterator[tuple[str, Numbers1D]]:
+    """List first keys that sequences may have in place of their own."""
+    for size in (*TILE_SIZES[::-1], 8, 4, 2):
+        yield f"are rounded down to multiples of {size}", begin // size * size
+        yield f"are rounded up to multiples of {size}", -(-begin // size) * size
+    most = end[:, -1:]
+    for by in (2, 3, 4, 8):
+        yield f"are multiplied by {by} (modulo the number of keys)", by * begin % most
+        yield f"are divided by {by}", begin // by
+    yield "are those of the sequence before", np.roll(begin, 1)
+    yield "are those of the next sequence", np.roll(begin, -1)
+    for by in (x * sign for x in (*range(1, 9), 16, 32, 64) for sign in (1, -1)):
+        yield f"are {abs(by)} too {'large' if by > 0 else 'small'}", begin + by
+
+
+def _list_starts(right: Bounds) -> Iterator[tuple[str, Bounds]]:
+    """List kernels that read the keys of sequences from other offsets on."""
+    rows, begin, end, level = right
+    for words, start in _round_starts(begin, end):
+        start = np.where(begin > 0, start, begin)
+        moved = start - begin
+        at = int(np.flatnonzero(moved)[0]) if moved.any() else 0
+        if moved.any():
+            first = f" (sequence {at} reads keys from {start[0, at]} on, not {begin[0, at]})"
+            yield (
+                f"offsets of k and v {words}{first}",
+                Bounds(rows, start, end + moved, level + moved),
+            )
+            yield (
+                f"first keys of sequences {words}, with their own last keys{first}",
+                Bounds(rows, start, end, level),
+            )
 
 
 def _list_offsets(packed: Packed) -> Iterator[tuple[str, Bounds]]:
@@ -292,6 +332,13 @@ def _count_visible(problem: Problem, rows: Rows) -> Numbers1D:
 
 def list_hidden(problem: Problem) -> Iterator[Alternative]:
     """List kernels with NaN in hidden keys or values, or that hide the wrong tokens."""
+    for name, called in (("v", "values"), ("k", "keys")):
+        lost = problem.first.get(f"{name}_lost")
+        if lost is not None:
+            keys = name_span("keys", np.flatnonzero(lost.any(-1)))
+            what = "0 times NaN or infinity is NaN" if name == "v" else "NaN is not hidden"
+            text = f"{called} of hidden {keys} are NaN or infinite, and {what}"
+            yield Alternative(text, problem, answer=partial(_let_in, problem, name))
     if problem.packed is None and "mask" in problem.first:
         text = "keys or values that the mask hides are NaN, and 0 times NaN is NaN"
         yield Alternative(text, problem, answer=partial(_spoil, problem))
@@ -306,6 +353,13 @@ def list_hidden(problem: Problem) -> Iterator[Alternative]:
         for size in TILE_SIZES:
             text = "unused slots of the last block of a sequence are NaN, and 0 times NaN is NaN"
             yield Alternative(text, problem, answer=partial(_spoil, problem, size=size))
+
+
+def _let_in(problem: Problem, name: str, rows: Rows) -> Result:
+    """Return NaN in the columns in which values of hidden keys are not finite, or everywhere."""
+    x, lost = attend(take_rows(problem, rows)), problem.read(rows.at)[f"{name}_lost"]
+    met = lost.any(0) if name == "v" else lost.any()
+    return x._replace(out=np.where(met, np.nan, x.out))
 
 
 def _spoil(problem: Problem, rows: Rows, size: int = 0) -> Result:

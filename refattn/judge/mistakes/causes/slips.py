@@ -24,7 +24,6 @@ PARTS = (2, 3, 4, 6, 8, 16)
 _PART_SIZES = (64, 128, 256, 512, 1024)  # keys of each part but the last
 LOST_TILES = TILE_SIZES[::-1]
 _LAGS = (8, 4, 2, 1)  # bits by which a maximum may grow before sums are rescaled
-_ALL_LOST = 2.0**-40  # of the sum of weights, at most, that is left of all by rounding
 _LOG_OF_ZERO = math.log(2.0**-149)  # the exponential of what is below is 0 in float32
 _LOG_OF_MOST = math.log(FORMATS["float32"].largest)  # and infinite above
 
@@ -43,6 +42,15 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
             text = "the running maximum and sum restart in the second tile, the output does not"
             again = partial(_restart, size=size, turn=turn)
             yield Alternative(f"{text} (tiles of {size} keys{words})", problem, compute=again)
+        text = (
+            f"the last tile of {size} keys that a query sees is not rescaled from its own maximum"
+        )
+        own = partial(_keep_last_maximum, size=size)
+        yield Alternative(f"{text} to that of all", problem, compute=own)
+        for words, often in (("", 0), (", and at the end", 1)):
+            divided = partial(_divide_at_tiles, size=size, often=often)
+            text = f"the output is divided by the running sum after each tile of {size} keys{words}"
+            yield Alternative(text, problem, compute=divided)
         # 448 is the largest number of float8_e4m3fn: weights that are stored times 2^8 leave its
         # range above 448 / 2^8.
         past = f"weights relative to the maximum of earlier tiles ({size} keys)"
@@ -57,7 +65,7 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
             yield Alternative(text, problem, compute=partial(_keep_maximum, size=size, bits=bits))
         text = f"the output overflows float16 before it is divided (tiles of {size} keys)"
         yield Alternative(text, problem, compute=partial(_overflow_in_tiles, size=size))
-    for called, edges in _list_parts(problem):
+    for called, edges in list_parts(problem):
         for words, weigh in (_MERGES | _SUMS).items():
             merge = partial(merge_parts, edges=edges, weigh=weigh, is_mean=words in _MERGES)
             yield Alternative(f"{called} are merged {words}", problem, compute=merge)
@@ -242,6 +250,32 @@ def _restart(head: SoftmaxHead, size: int, turn: int) -> Result:
     )
 
 
+def _keep_last_maximum(head: SoftmaxHead, size: int) -> Result:
+    """Let weights of the tile of the last key that a query sees be relative to its maximum."""
+    s = score_all(head)
+    keys = s[:, : head.keys]
+    last = head.keys - 1 - np.argmax(np.isfinite(keys[:, ::-1]), -1)
+    at_end = np.arange(s.shape[-1]) // size == last[:, None] // size
+    at_end &= np.arange(s.shape[-1]) < head.keys
+    top = np.max(s, -1, initial=-math.inf)
+    own = np.max(np.where(at_end, s, -math.inf), -1, initial=-math.inf)
+    return attend_by(s + np.where(at_end, finite(top - own)[:, None], 0.0), head.v)
+
+
+def _divide_at_tiles(head: SoftmaxHead, size: int, often: int) -> Result:
+    """Divide the sum of the values by that of the weights after each tile, and so often after."""
+    s = score_all(head)
+    starts = np.arange(0, s.shape[-1], size)
+    tops = np.maximum.accumulate(_find_tops(s, size), -1)
+    # Logs of the running sums, over their maxima: what earlier sums are divided by.
+    total = np.logaddexp.accumulate(np.logaddexp.reduceat(s, starts, -1), -1) - finite(tops)
+    by = np.where(np.isfinite(total), total, 0.0)
+    later = np.cumsum(by[:, ::-1], -1)[:, ::-1] + often * by[:, -1:]
+    return attend(head)._replace(
+        out=np.exp(s - finite(tops[:, -1:]) - _of_keys(later, s, size)) @ head.v
+    )
+
+
 def _keep_tops(tops: Doubles, bits: float) -> tuple[Doubles, Doubles]:
     """Return the running maximum of each tile, and that which is kept if it grows by a few bits."""
     new, kept = tops.copy(), tops.copy()
@@ -273,7 +307,7 @@ def _cut_weights(head: SoftmaxHead, size: int, most: float, bits: float | None =
     return _result(out, np.sum(_over(s, tops[:, -1]), -1), tops[:, -1])
 
 
-def _list_parts(problem: Problem) -> Iterator[tuple[str, tuple[int, ...]]]:
+def list_parts(problem: Problem) -> Iterator[tuple[str, tuple[int, ...]]]:
     """List parts of the keys that may be merged, with the first key of each."""
     n, m, _ = problem.shape
     for parts in (x for x in PARTS if x < m):
@@ -387,12 +421,13 @@ def _reset_maximum(head: SoftmaxHead, size: int) -> Result:
 
 
 def _overflow(head: SoftmaxHead) -> Result:
-    exact = attend(head)
-    products = head.q @ head.k[: head.keys].T
-    products = products if head.mask is None else np.where(head.mask, products, 0.0)
-    most: Doubles = np.max(np.abs(products), -1, keepdims=True, initial=0.0)
-    beyond = np.asarray(most > FORMATS["float16"].largest)
-    return exact._replace(out=np.where(beyond, math.nan, exact.out))
+    """Let products beyond float16 be infinite: NaN where a key has infinity, not -infinity."""
+    products = head.q @ head.k[: head.keys].T * np.sign(head.scale)
+    hidden = np.zeros_like(products, bool) if head.mask is None else ~head.mask
+    most = FORMATS["float16"].largest
+    exact = attend(head._replace(mask=~hidden & (products > -most)))
+    lost = np.any(~hidden & (products > most), -1, keepdims=True)
+    return exact._replace(out=np.where(lost, math.nan, exact.out))
 
 
 def _overflow_in_tiles(head: SoftmaxHead, size: int) -> Result:
@@ -480,18 +515,6 @@ def _saturate(head: SoftmaxHead, most: float) -> Result:
     return _result(w @ head.v, np.minimum(np.sum(w, -1), most), top)
 
 
-def list_lost_tiles(problem: Problem) -> Iterator[Alternative]:
-    """List kernels that lose a tile of keys, or count it twice."""
-    m = problem.shape[1]
-    for size in (x for x in LOST_TILES if x < m):
-        for j in blocks(0, m, size):
-            for words, loss in _LOSSES.items():
-                text = f"keys {j.start} to {j.stop - 1} {words}"
-                other = Alternative(text, problem, compute=partial(_without_tile, j=j, loss=loss))
-                # Hiding keys loses no digits; sums less a tile may cancel.
-                yield hide_tile(problem, j) if loss == _LEFT_OUT else other
-
-
 def hide_tile(problem: Problem, j: slice) -> Alternative:
     """Hide a tile of keys from all queries."""
     band = show_band(problem)
@@ -502,38 +525,22 @@ def hide_tile(problem: Problem, j: slice) -> Alternative:
     return Alternative(f"keys {j.start} to {j.stop - 1} are left out", problem, seen)
 
 
-def sum_tiles(head: SoftmaxHead) -> Iterator[Result]:
-    """List results of the kernels of `list_lost_tiles`, from sums over tiles of keys."""
-    w, zero, top = _weigh_with_zeros(head)
-    total, out = np.sum(w, -1), w @ head.v
-    for size in (x for x in LOST_TILES if x < head.keys):
-        for j in blocks(0, head.keys, size):
-            part, moved, blank = np.sum(w[:, j], -1), w[:, j] @ head.v[j], np.sum(zero[:, j], -1)
-            for of_sum, of_out, of_zero in _LOSSES.values():
-                rest = total + of_sum * part + of_zero * blank
-                # What rounding alone leaves of a sum that cancels is nothing.
-                rest = np.where(rest > _ALL_LOST * total, rest, 0.0)
-                kept = np.where(rest[:, None] > 0, out + of_out * moved, 0.0)
-                yield _result(kept, rest, top)
-
-
-def _weigh_with_zeros(head: SoftmaxHead) -> tuple[Doubles, Doubles, Doubles]:
+def weigh_with_zeros(head: SoftmaxHead) -> tuple[Doubles, Doubles, Doubles]:
     """Compute weights, those if all keys were 0, and the largest scores."""
     w, top = _weigh_scores(score_all(head))
     return w, _over(score_all(head._replace(k=np.zeros_like(head.k))), top), top
 
 
-def _without_tile(head: SoftmaxHead, j: slice, loss: tuple[float, float, float]) -> Result:
-    w, zero, top = _weigh_with_zeros(head)
+def leave_without_tile(head: SoftmaxHead, j: slice, loss: tuple[float, float, float]) -> Result:
+    w, zero, top = weigh_with_zeros(head)
     of_sum, of_out, of_zero = loss
     out = w @ head.v + of_out * (w[:, j] @ head.v[j])
     more = of_sum * np.sum(w[:, j], -1) + of_zero * np.sum(zero[:, j], -1)
     return _result(out, np.sum(w, -1) + more, top)
 
 
-_LEFT_OUT = (-1.0, -1.0, 0.0)
-_LOSSES: Mapping[str, tuple[float, float, float]] = {  # of weights in both sums; and of zeros
-    "are left out": _LEFT_OUT,
+LOSSES: Mapping[str, tuple[float, float, float]] = {  # of weights in both sums; and of zeros
+    "are left out": (-1.0, -1.0, 0.0),
     "count twice": (1.0, 1.0, 0.0),
     "count in the sum of the weights only": (0.0, -1.0, 0.0),
     "are read as 0 (score 0, value 0)": (-1.0, -1.0, 1.0),

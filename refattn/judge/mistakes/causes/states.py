@@ -42,6 +42,11 @@ class Cause(NamedTuple):
     problem: Problem
     view: Callable[[Doubles], Doubles] = np.asarray  # of what was given
     rows: slice = slice(None)  # of the exact result, which the view shows
+    adds: Callable[[Index], Doubles] | None = None  # to it, by head
+
+    def take(self, got: Doubles, index: Index) -> Doubles:
+        """Take what was given, without what is added."""
+        return self.view(got if self.adds is None else got - self.adds(index))
 
 
 def _scale(x: TokenArrays, **factors: float) -> dict[str, Any]:
@@ -248,6 +253,12 @@ def list_states(problem: Problem) -> Iterator[Cause]:
     for words, scale in (("1", 1.0), (f"1 / sqrt({d})", d**-0.5), (f"1 / {d}", 1 / d)):
         if not math.isclose(scale, problem.scale):
             yield Cause(f"the scale is {words}", problem._replace(scale=scale))
+    if problem.of == "out" and "a" not in x and len(x["q"]) <= _MOST_TOKENS:
+        for words, sign in _LATER.items():
+            text = f"attention is not causal: keys j > i count {words}"
+            yield Cause(text, problem, adds=partial(_see_later, problem, sign))
+        text = "a query does not see its own token (the state before its write)"
+        yield Cause(text, problem, adds=partial(_hide_own, problem))
     if problem.of == "state" and d == d_v:
         yield Cause("the last state is transposed", problem, np.transpose)
     if problem.of == "state" or len(x["q"]) < 2:
@@ -255,6 +266,32 @@ def list_states(problem: Problem) -> Iterator[Cause]:
     early, late, result = slice(None, -1), slice(1, None), f"each row holds {problem.result} of the"
     yield Cause(f"{result} token before", problem, lambda x: x[late], early)
     yield Cause(f"{result} next token", problem, lambda x: x[early], late)
+
+
+_LATER = {"decay^(j - i) times": -1.0, "without decay": 0.0, "decay^(i - j) times": 1.0}
+
+
+def _hide_own(problem: Problem, index: Index) -> Doubles:
+    """Take away what each token adds to its own result."""
+    x = problem.read(index)
+    products = np.sum(problem.scale * x["q"] * x["k"], -1, keepdims=True)
+    return np.asarray(-products * x["write"] * x["v"])
+
+
+def _see_later(problem: Problem, sign: float, index: Index) -> Doubles:
+    """Sum over the keys after each query, with decays to a power of the distance."""
+    x = problem.read(index)
+    i = np.arange(len(x["q"]))
+    total = np.cumsum(x["log_decay"], 0)
+    q, values = problem.scale * x["q"], x["write"] * x["v"]
+    later = i[:, None] < i
+    if total.shape[-1] == 1:
+        far = np.where(later, total[:, 0] - total, 0.0)
+        w = (q @ x["k"].T) * np.exp(-sign * far)
+    else:  # each coordinate has its own
+        far = np.where(later[..., None], total - total[:, None], 0.0)
+        w = np.einsum("ic,jc,ijc->ij", q, x["k"], np.exp(-sign * far))
+    return np.asarray(np.where(later, w, 0.0) @ values)
 
 
 def _read_changed(
@@ -300,7 +337,7 @@ def _distance(one: Cause, index: Index, got: Doubles) -> float:
     problem = one.problem
     with np.errstate(all="ignore"):
         exact = give(problem.read, index, problem.scale, problem.of)
-        off = float(np.sum(np.square(one.view(got) - exact[one.rows])))
+        off = float(np.sum(np.square(one.take(got, index) - exact[one.rows])))
     return off if math.isfinite(off) else math.inf
 
 
@@ -437,5 +474,9 @@ def _mean_square(one: Cause, got: Mapping[Index, Doubles], roundings: Roundings)
     squares = []
     for index, out in got.items():
         rows = one.problem.recurrence(index, roundings).rows.take(one.rows)
-        squares.append(np.mean(np.square(rows.errors(one.view(out)) / rows.std)))
+        taken = one.take(out, index)
+        # What is added makes numbers larger, and their roundings.
+        unit = np.median(rows.std / np.maximum(np.abs(taken), 1e-300))
+        std = np.maximum(rows.std, unit * np.abs(one.view(out))) if one.adds else rows.std
+        squares.append(np.mean(np.square(rows.errors(taken) / std)))
     return float(np.mean(squares)) if np.all(np.isfinite(squares)) else math.inf

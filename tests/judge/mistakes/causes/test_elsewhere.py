@@ -119,9 +119,9 @@ CASES = {
         "overwrite the first rows of the next head (their q is read from the next head)"),
     "empty rows beyond the end": (lambda: spilled(0), "(their q is 0)"),
     "v is k": (lambda: attention(CAUSAL, take(V, K[:, 32:64], slice(32, 64)), causal=True),
-        "k is used as v for keys 32 to 63"),
+        "k is used as v, but only for keys 32 to 63"),
     "v of the tile before": (lambda: attention(S, take(V, V[:, 32:48], slice(48, 64))),
-        "keys 48 to 63 have the values of keys 32 to 47"),
+        "tiles are read from elsewhere: values 48 to 63 are those of 32 to 47"),
     "late values": (lambda: attention(S, take(np.roll(V, 32, 1), V[:, :32], slice(32))),
         "key j has the value of key j - 32 (its own if there is none)"),
     "late keys": (lambda: attention(scores(Q, take(np.roll(K, 16, 1), 0, slice(16)))),
@@ -131,8 +131,8 @@ CASES = {
     "sums not rescaled": (lambda: not_rescaled(16, 32, True),
         "keys 32 to 47 are added to sums that are not rescaled when the maximum grows"),
     "cut": (cut, "queries, keys and values are cut to TF32, not rounded, first"),
-    "late v_scale": (lambda: scaled(SCALES, LATE), "v_scale is read 16 tokens too late"),
-    "late scales": (lambda: scaled(LATE, LATE), "k_scale and v_scale are read 16 tokens too late"),
+    "late v_scale": (lambda: scaled(SCALES, LATE), "key j has the v_scale of key j - 16"),
+    "late scales": (lambda: scaled(LATE, LATE), "key j has the k_scale and v_scale of key j - 16"),
     "one row of the bias": (lambda: attention(hide(S + BIAS[:1], FAR <= 0), bias=BIAS,
         causal=True), "row 0 of the bias is used for all queries"),
     "one tile of the bias": (lambda: attention(S + BIAS[:, J % 32], bias=BIAS),
@@ -141,7 +141,9 @@ CASES = {
         "outputs are added: head 0 is 0.5 times head 0 + 0.5 times head 1, head 1 is 0.5"),
 }  # fmt: skip
 NONE = {
-    "values of nowhere": lambda: attention(S, take(V, V[:, 63:31:-1], slice(32, 64))),
+    "values of nowhere": lambda: attention(
+        S, take(V, V[:, np.random.default_rng(8).permutation(np.arange(32, 64))], slice(32, 64))
+    ),
     "rotated by another base": lambda: attention(scores(rotated(Q, 30.0), rotated(K, 30.0))),
     "a row of another bias": lambda: attention(S + BIAS[:, :1].T, bias=BIAS),
     "first rows of nowhere": lambda: given(take(fused(S, V)[0], V[:, 63:51:-1], slice(12))),

@@ -331,10 +331,9 @@ BLOCKS = {
     "other blocks": ({"table": np.roll(TABLE, 1, 0), "level": FULL}, False,
         "keys and values are read from the batch member before"),
     "mixed blocks": ({"table": np.array([[4, 1, 0], [4, 7, 6], [6, 0, 0]]), "level": FULL}, False,
-        "blocks of 16 keys are read from elsewhere: not keys 0 to 15, 32 to 47 of batch member 1, "
-        "but keys 0 to 15 of batch member 0, 0 to 15 of batch member 2"),
+        "block 4 in place of 2 (entry 0 of batch member 1), block 6 in place of 3 (entry 2 of"),
     "blocks in another order": ({"table": np.array([[4, 1, 0], [2, 3, 7], [6, 0, 0]]),
-        "level": FULL}, False, "the last block of 16 keys of batch member 1 is keys 16 to 31"),
+        "level": FULL}, False, "block 3 in place of 7 (entry 1 of batch member 1), block 7 in"),
 }  # fmt: skip
 
 

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-from refattn.judge.mistakes.causes.reach import Limit
-from refattn.judge.mistakes.causes.sampled import Place
 from refattn.judge.verification import verify
 from tests.judge.mistakes.causes.kernels import ahead, draw, fused, hide, scores
 
@@ -88,14 +86,3 @@ def test_none_is_named_where_each_query_has_its_own(seed):
         found = verify(**x, dtype="bfloat16", profile="flash")
         assert found.verdict == "FAIL"
         assert not any("block" in y.text for y in found.suspects)
-
-
-def test_what_a_limit_shows():
-    place = Place(ROW, J, N, N, None)
-    limit = Limit(1, 0, 32, 23, True)
-    assert np.array_equal(limit.shows(place), CAUSAL | (J <= ROW // 32 * 32 + 23))
-    assert np.array_equal(
-        limit._replace(beyond=False).shows(place), CAUSAL & (J <= ROW // 32 * 32 + 23)
-    )
-    limit = Limit(-1, -20, 16, 0, False)
-    assert np.array_equal(limit.shows(place), J >= ROW // 16 * 16 - 20)

@@ -1,0 +1,498 @@
+"""A sample of wrong rows and right ones, on which alternatives are tried and judged."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ....arrays.library import Doubles
+from ...rounding.problems import Index, Problem
+from ...rounding.profiles import Profile
+from ...rounding.roundings import RowErrors
+from ...rounding.softmax import analyse_softmax
+from ...verification.empty_rows import fit_convention
+from ...verification.findings import Numbers, name_number
+from ..operators.arrays import list_reads
+from ..operators.intervals import list_intervals
+from ..operators.limits import list_own_limits, list_reaches, list_windows
+from ..operators.pages import list_blocks_of_cache
+from ..operators.tiles import list_moved_tiles, list_scoped
+from .alternatives import list_added, list_alternatives, list_families, list_halves
+from .changed_inputs import list_rotated
+from .fills import STARTS, list_filled, list_fills, rate_fill
+from .fitted import list_counted, list_wrong_tiles, sum_by_tiles
+from .heads import describe_numbers, list_exchanged, list_of_heads, list_other_places
+from .normalisers import follow_normalisers
+from .sampled import Alternative, Result, Rows, attend
+from .sequences import list_hidden, list_padded, list_skipped
+from .slips import PARTS, list_slips
+from .wrong_rows import (
+    POWER,
+    Sample,
+    Sampled,
+    compare_outputs,
+    differ,
+    divide,
+    find_tiles,
+    finite,
+    list_wrong,
+    row_sizes,
+)
+
+_LOG, _Some = logging.getLogger(__name__), TypeVar("_Some")
+_RMS, _LARGEST = 2.0, 15.0  # of z, at most, where an alternative holds
+EXPLAINED_BY_WRONG = 0.7  # of the error, at least, that is explained by what does not hold
+_MOST_PART = (
+    0.9  # of the error, at least, that is explained by what is named though it does not hold
+)
+_LIKE = 0.8  # of what an alternative changes, at least, that is in the error
+_STEPS_OF_FIT = 8  # of a fit
+_JOINED = 3  # alternatives, at most, named together
+_FIRST_ROWS = 8  # wrong rows by which alternatives are left out
+_EMPTY = 0.125  # of wrong rows, at most, that see no key by an alternative
+_TOO_SMALL = 0.04  # mean square of z of a profile that does not say what is rounded
+_FITTED_FILLS = 3  # ways to hide keys by a number, at most, of which this is fitted
+_OF_TYPE = re.compile(r"(.* are rounded to )(\S+)( .*)")  # a cause of which a type is a part
+_PLAIN_LISTS: tuple[Callable[[Problem], Iterator[Alternative]], ...] = (
+    list_skipped,
+    list_hidden,
+    list_alternatives,
+    list_halves,
+    list_slips,
+    list_filled,
+    list_added,
+    list_padded,
+    list_rotated,
+)
+_ROUNDED: Mapping[str, Mapping[str, Any]] = {
+    "sums of products are kept in float16": {"accumulate": "float16"},
+    "sums of products are kept in bfloat16": {"accumulate": "bfloat16"},
+    "scores are rounded to float16": {"scores": "float16"},
+    "scores are rounded to bfloat16": {"scores": "bfloat16"},
+    "weights are rounded to float16": {"weights": "float16"},
+    "weights are rounded to bfloat16": {"weights": "bfloat16"},
+    "weights are rounded to float8_e4m3fn": {"weights": "float8_e4m3fn"},
+}
+
+
+class Explained(NamedTuple):
+    """An alternative on the sample.
+
+    What a kernel does wrong in a place alone is a reason there if it gives numbers.
+    """
+
+    alternative: Alternative
+    square: float = 1.0  # mean square of z that it leaves in wrong rows
+    share: float = 1.0  # of the error beyond roundings, what it explains
+    likeness: float = 1.0  # of what it changes, over the error, the share that is in the error
+    everywhere: bool = True  # whether all right rows stay right
+    near: bool = True  # whether those in the place of the wrong ones do
+    holds: bool = True  # whether roundings explain the rest
+
+    @property
+    def explains_part(self) -> bool:
+        """Whether it is worth a word if it does not hold: the best of many explains some."""
+        fitted = "±" in self.alternative.text or not self.alternative.plain
+        sure = self.share > _MOST_PART and self.likeness > _LIKE
+        return self.everywhere and sure and not fitted
+
+
+def _of_head(
+    family: Callable[[Mapping[Index, float]], Alternative], at: Index, c: float
+) -> Alternative:
+    return family({at: c})
+
+
+class Trials:
+    """A sample, with the errors of the problem as it was given."""
+
+    def __init__(
+        self, problem: Problem, sample: Sample, numbers: Numbers, profile: Profile
+    ) -> None:
+        self.problem, self.sample, self.about = problem, sample, (problem, numbers, profile)
+        given = Alternative("", problem)
+        self.given = [given.result(x.rows) for x in sample.heads]
+        self.sizes = [sample.unit * row_sizes(x.out) for x in self.given]
+        self.errors = [
+            divide(differ(x.got, y.out), size)
+            for x, y, size in zip(sample.heads, self.given, self.sizes, strict=True)
+        ]
+        wrong = [np.flatnonzero(x.wrong) for x in sample.heads]
+        # A few rows of the head with most wrong ones, by which most alternatives are left out.
+        at = max(range(len(wrong)), key=lambda x: len(wrong[x]), default=0)
+        some: Any = wrong[at][:: -(-len(wrong[at]) // _FIRST_ROWS) or 1] if wrong else []
+        self.first = [x.take(some) for x in sample.heads[at : at + 1]]
+        self.given_first = [x.out[some] for x in self.given[at : at + 1]]
+
+    def find_better(self, outs: Iterable[Doubles]) -> list[int]:
+        """Find the results for some wrong rows of a head that are not surely farther from them."""
+        (x,), (own,), found = self.first, self.given_first, np.stack([*outs])
+        size = self.sample.unit * np.maximum(row_sizes(own), row_sizes(found))
+        errors = differ(x.got, own), differ(x.got, found), differ(found, own)
+        before, after, moved = (np.sum(np.square(divide(y, size)), (-2, -1)) for y in errors)
+        # One that changes these rows too little to be told by them may still explain others.
+        return np.flatnonzero((moved < POWER) | ~(after > before)).tolist()
+
+    def explain_all(self, alternatives: Iterable[Alternative]) -> Iterator[Explained]:
+        """Say what each of the alternatives explains that may explain something."""
+        every = [*self.guard(alternatives)]
+        some = [*range(len(every))]
+        if self.first and every:
+            results = (self.try_out(x) for x in every)
+            some = self.find_better(results)
+        for x in some:
+            yield from self.guard(map(self.explain, every[x : x + 1]))
+
+    def try_out(self, alternative: Alternative) -> Doubles:
+        """Compute the first rows of an alternative: NaN, which is near to none, if that fails."""
+        (x,), (own,) = self.first, self.given_first
+        return next(self.guard(y.result(x.rows).out for y in [alternative]), np.nan * own)
+
+    def guard(self, found: Iterable[_Some]) -> Iterator[_Some]:
+        """List what is found up to an error: one of a cause never ends a verdict."""
+        try:
+            yield from found
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            _LOG.debug("a cause could not be tried: %r", error)
+
+    def explain(self, alternative: Alternative) -> Explained:
+        """Say what an alternative explains; in heads with wrong rows alone, if that is little."""
+        every = tuple(range(len(self.given)))
+        some = tuple(x for x in every if self.sample.heads[x].wrong.any())
+        results: dict[int, Result] = {}
+        one = Explained(alternative, share=0.0, likeness=0.0, holds=False)
+        for at in dict.fromkeys((some, every)):
+            heads = [self.sample.heads[x] for x in at]
+            for x in (x for x in at if x not in results):
+                results[x] = alternative.result(self.sample.heads[x].rows)
+            empty = self._find_empty(alternative, results)
+            lost = sum(
+                int(np.sum(~np.isnan(x.got[y, 0]))) for x, y in zip(heads, empty, strict=True)
+            )
+            # Rows that hold numbers of their own contradict what hides all their keys; a few may be
+            # the mean of v.
+            if lost > _EMPTY * sum(int(np.sum(x.wrong)) for x in heads):
+                return Explained(alternative, share=0.0, likeness=0.0, holds=False)
+            sample, outs = self.sample._replace(heads=heads), [results[x].out for x in at]
+            given = [self.given[x].out for x in at]
+            one = Explained(alternative, *compare_outputs(sample, outs, given, empty)[:-1], False)
+            if one.share <= EXPLAINED_BY_WRONG and one.likeness < _LIKE:
+                break  # whatever else it says of right rows
+        return one
+
+    def _find_empty(
+        self, alternative: Alternative, results: Mapping[int, Result]
+    ) -> list[npt.NDArray[np.bool_]]:
+        """Find wrong rows that an alternative leaves without keys, as in `leave_without_keys`."""
+        hides = alternative.compute is attend and alternative.answer is None
+        heads = ((self.sample.heads[x], self.given[x], y) for x, y in sorted(results.items()))
+        return [
+            hides & x.wrong & leave_without_keys(self.problem, x, y, own) for x, own, y in heads
+        ]
+
+    def list_explained(self) -> Iterator[Explained]:
+        """List what explains enough, of all alternatives."""
+        alternatives = [*chain(*(self.guard(x(self.problem)) for x in _PLAIN_LISTS))]
+        if len(self.problem.lead) and self.problem.lead[-1] > 1:
+            text = "heads and queries of the output are swapped (transposed)"
+            alternatives.append(Alternative(text, self.problem, answer=self._transposed))
+        yield from self.explain_all(alternatives)
+        for text, family, starts in list_families(self.problem):
+            yield from self.fit(text, family, starts)
+        for text, fill in self._find_fills():
+            yield from self.fit(text, fill, STARTS)
+        yield from self.explain_heads()
+        # Which keys are cut off is fitted to a few rows: there are too many cuts to try each.
+        for x, own in zip(self.first, self.given_first, strict=True):
+            some = self.problem, x, self.sample.unit * row_sizes(own)
+            ways = (list_intervals, list_reaches, list_windows)
+            yield from self.explain_all(chain(*(way(*some) for way in ways)))
+
+    def _find_fills(self) -> Iterator[tuple[str, Callable[[float], Alternative]]]:
+        """Find the ways to hide keys by a number that come nearest to rows, or their lse."""
+        fills = [*list_fills(self.problem)] if self.first else []
+        far: Any = np.zeros((0, 2))
+        for x, own in zip(self.first, self.given_first, strict=True):
+            size = self.sample.unit * row_sizes(own)
+            far = np.array([rate_fill(x, size, fill, *self.about) for _, fill in fills])
+        # The nearest by outputs and the nearest by log normalisers.
+        yield from (fills[x] for x in np.unique(np.argsort(far, 0)[:_FITTED_FILLS]))
+
+    def list_fitted(self) -> list[Iterator[Alternative]]:
+        """Return lists of what is fitted to wrong rows: places that are read, tiles of keys."""
+        problem, unit, wrong = self.problem, self.sample.unit, self.sample.wrong
+        columns, length = partial(sum_by_tiles, problem, unit), find_tiles(wrong)
+        every = list_wrong(problem, self.about[1], wrong)
+        few = [x.take(np.flatnonzero(x.wrong)[:_FIRST_ROWS]) for x in self.sample.heads]
+        few = [x for x in few if len(x.got)]
+        lists: list[Iterator[Alternative]] = []
+        first = [
+            (problem, x, unit * row_sizes(y))
+            for x, y in zip(self.first, self.given_first, strict=True)
+        ]
+        lists += [list_reads(*x) for x in first]
+        lists.append(list_blocks_of_cache(problem, few, unit))
+        lists.append(list_counted(problem, every, columns, length))
+        lists.append(list_other_places(problem, self.sample))
+        lists += [list_wrong_tiles(*x) for x in first]
+        if length:
+            lists += [list_reaches(*x, lambda y: wrong[problem.number(y.at), y.i]) for x in first]
+        lists.append(list_own_limits(problem, every, unit))
+        lists.append(list_moved_tiles(problem, few, unit))
+        lists.append(list_scoped(problem, list_alternatives(problem), few, unit))
+        return lists
+
+    def list_moved(self) -> Iterator[tuple[str, Callable[[Rows], Result]]]:
+        """List results that are written to other places."""
+        if len(self.problem.lead) and self.problem.lead[-1] > 1:
+            yield "transposed (heads and queries swapped)", self._transposed
+        keys = self.problem.shape[1]
+        for parts in (x for x in PARTS if x < keys):
+            size = -(-keys // parts)
+            for words, j in (("first", slice(size)), ("last", slice((parts - 1) * size, keys))):
+                yield (
+                    f"computed from the {words} of {parts} parts of the keys",
+                    partial(self._of_keys, j),
+                )
+        smooth = self.problem.replaced("k", lambda _, k: k - np.mean(k, 0))
+        text = "computed from keys minus their mean: scale q . mean(k) is missing"
+        yield text, Alternative("", smooth).result
+        for alternative in list_alternatives(self.problem):
+            if alternative.move is not None:
+                yield f"that of {alternative.text.split(' the output of ')[-1]}", alternative.result
+            else:
+                yield f"computed as if {alternative.text}", alternative.result
+
+    def _of_keys(self, j: slice, rows: Rows) -> Result:
+        return Alternative("", self.problem).result(rows._replace(keys=rows.keys[j]))
+
+    def _transposed(self, rows: Rows) -> Result:
+        """Compute the rows that are there if heads are written after queries."""
+        heads, n = self.problem.lead[-1], self.problem.shape[0]
+        given, results = Alternative("", self.problem), []
+        for i in rows.queries:
+            at, head = divmod(rows.at[-1] * n + int(i), heads)
+            index = (*rows.at[:-1], head)
+            results.append(given.result(Rows(index, np.array([at]), rows.keys)))
+        return Result(*(np.concatenate(x) for x in zip(*results, strict=True)))
+
+    def explain_heads(self) -> Iterator[Explained]:
+        """List what explains the heads by others, or by a number for each."""
+        if not math.prod(self.problem.lead) > 1:
+            return
+        yield from self.explain_all(list_exchanged(self.problem, self.sample, self.sizes))
+        for text, family, starts in list_of_heads(self.problem):
+            found: dict[Index, float] = {}
+            for number, x in enumerate(self.sample.heads):
+                at = x.rows.at
+                if x.wrong.any():
+                    fitted = self.fit_number(partial(_of_head, family, at), starts, [number])
+                    if fitted is not None:
+                        found[at] = fitted[0]
+            text = describe_numbers(text, found)
+            yield from self.explain_all([family(found)._replace(text=text)])
+
+    def fit(
+        self, text: str, family: Callable[[float], Alternative], starts: Sequence[float]
+    ) -> Iterator[Explained]:
+        """Fit the number of a family."""
+        fitted = self.fit_number(family, starts)
+        if fitted is not None and fitted[1] < abs(fitted[0]):  # that is not 0
+            c, error = fitted
+            digits = min(max(0, -math.floor(math.log10(max(error, 1e-12)))), 9)
+            known = name_number(c, error)
+            words = text.format(f"{c:.{digits}f} ± {error:.1g}" + f" ({known})" * bool(known))
+            yield from self.explain_all([family(c)._replace(text=words)])
+
+    def fit_number(
+        self,
+        family: Callable[[float], Alternative],
+        starts: Sequence[float],
+        among: Sequence[int] | None = None,
+    ) -> tuple[float, float] | None:
+        """Fit a number by Gauss and Newton, from the best of some starts, with its error.
+
+        It is that of the wrong rows of all heads of the sample, or of some of them; log
+        normalisers, which are more exact, tell its last digits.
+        """
+        every = range(len(self.given)) if among is None else among
+        wrong = {x: self.sample.heads[x].wrong for x in every}
+        heads = [self.sample.heads[x].take(i) for x, i in wrong.items()]
+        given = [self.given[x].out[i] for x, i in wrong.items()]
+        sizes = [self.sizes[x][i] for x, i in wrong.items()]
+        sample = self.sample._replace(heads=heads)
+
+        def outs(c: float) -> list[Doubles]:
+            return [family(c).result(x.rows).out if len(x.got) else x.got for x in heads]
+
+        c = min(starts, key=lambda c: compare_outputs(sample, outs(c), given).square)
+        error = math.inf
+        for _ in range(_STEPS_OF_FIT):
+            step = 1e-4 * abs(c)
+            product = size = noise = 0.0
+            for x, low, high, std in zip(heads, outs(c - step), outs(c + step), sizes, strict=True):
+                # Not clipped as `divide` does: in float32 all of them may be out of its range.
+                slope = finite((high - low) / (2 * step) / std)
+                z = finite(differ(x.got, (high + low) / 2) / std)
+                product += float(np.sum(slope * z))
+                size += float(np.sum(slope * slope))
+                noise += float(np.sum(np.square(np.sum(slope * z, -1))))
+            if not size > 0:
+                return None
+            error = math.sqrt(max(noise, size)) / size
+            c, last = c + float(np.clip(product / size, -abs(c) / 2, abs(c) / 2)), c
+            if abs(c - last) < error / 10:
+                break
+        of_lse = [x for x in heads if x.lse is not None and len(x.got)]
+        return follow_normalisers(family, of_lse, (c, error), *self.about)
+
+    def judge(self, one: Explained, profiles: Mapping[str, Profile], dtype: str) -> Explained:
+        """Tell whether what an alternative leaves is by the roundings of one of the profiles."""
+        if one.likeness < _LIKE or not (one.everywhere or one.near):
+            return one
+        results = {x: one.alternative.result(y.rows) for x, y in enumerate(self.sample.heads)}
+        empty = self._find_empty(one.alternative, results)
+        left = [x.take(x.wrong & ~y) for x, y in zip(self.sample.heads, empty, strict=True)]
+        for profile in profiles.values():
+            z = np.concatenate(
+                [
+                    self._divide(x, one.alternative, profile, dtype).ravel()
+                    for x in left
+                    if len(x.got)
+                ]
+                or [np.zeros(0)]
+            )
+            rms = math.sqrt(np.mean(z * z)) if z.size else math.inf
+            if rms < _RMS and np.max(np.abs(z)) < _LARGEST:
+                return one._replace(holds=True)
+        return one
+
+    def keep_apart(self, holding: Sequence[Explained]) -> list[Explained]:
+        """Keep what is as near as the nearest, and of what cannot be told apart the first.
+
+        What leaves right rows right everywhere comes first.
+        """
+        least = min((x.square for x in holding), default=0.0)
+        kept: list[Explained] = []
+        for one in sorted(holding, key=lambda x: not x.everywhere):
+            fitted = any(
+                x in one.alternative.text for x in ("±", "(head")
+            )  # a number that has a name is not written again
+            if (
+                not (fitted and kept)
+                and one.square <= 1.5 * max(least, 0.5)
+                and all(self._are_apart(one, x) for x in kept)
+            ):
+                kept.append(one)
+        return self._join_lost(self._join_narrow(kept, holding), holding)
+
+    def _join_narrow(self, kept: list[Explained], holding: Sequence[Explained]) -> list[Explained]:
+        """Name all types that numbers may be rounded to, of those that agree here."""
+        joined = []
+        for one in kept:
+            own = _OF_TYPE.match(one.alternative.text)
+            types = [own.group(2)] if own else []
+            for other in (x for x in holding if x is not one and own):
+                same = _OF_TYPE.match(other.alternative.text)
+                if own and same and same.group(1, 3) == own.group(1, 3):
+                    types += [] if self._are_apart(one, other) else [same.group(2)]
+            if own and len(types) > 1:
+                text = f"{own.group(1)}{' or '.join(types)}{own.group(3)}"
+                one = one._replace(alternative=one.alternative._replace(text=text))
+            joined.append(one)
+        return joined
+
+    def _join_lost(self, kept: list[Explained], holding: Sequence[Explained]) -> list[Explained]:
+        """Say all that holds where no number is left to tell it apart."""
+        got = [x.got[x.wrong] for x in self.sample.heads]
+        if not kept or np.any(np.isfinite(np.concatenate(got))):
+            return kept
+        texts: dict[str, str] = {}  # by what overflows, in whatever tiles or type
+        for one in (*kept[:1], *holding):
+            text = one.alternative.text
+            text = text.split(" (tiles of ")[0]
+            texts.setdefault(text.split(" overflows ")[0], text)
+        if len(texts) == 1:
+            return kept
+        text = f"{', or '.join([*texts.values()][:_JOINED])} (NaN does not tell which)"
+        return [kept[0]._replace(alternative=kept[0].alternative._replace(text=text))]
+
+    def _are_apart(self, one: Explained, other: Explained) -> bool:
+        changes = (
+            divide(
+                differ(one.alternative.result(x.rows).out, other.alternative.result(x.rows).out),
+                size,
+            )[x.wrong]
+            for x, size in zip(self.sample.heads, self.sizes, strict=True)
+        )
+        return sum(float(np.sum(z * z)) for z in changes) > POWER
+
+    def list_rounded(self, profile: Profile, dtype: str) -> list[Explained]:
+        """List what may be rounded that the profile does not round, if that is what errors are."""
+        found = []
+        for text, changes in _ROUNDED.items():
+            other = profile._replace(**changes)
+            given = Alternative("", self.problem.read_by(other))
+            first = [x.take(slice(_FIRST_ROWS)) for x in self.sample.heads[:1]]
+            squares = [np.square(self._divide(x, given, other, dtype)) for x in first]
+            many = 16 if "scores" in changes else 1  # that of their sums may be rounded
+            if squares and not _TOO_SMALL / 4 < np.mean(squares[0]) < 4 * many * _RMS**2:
+                continue  # by far
+            z = [self._divide(x, given, other, dtype) for x in self.sample.heads]  # right rows, too
+            rows = np.concatenate([np.mean(x * x, -1) for x in z])
+            usual = [x[y.wrong] for x, y in zip(self.errors, self.sample.heads, strict=True)]
+            before = float(np.mean(np.square(np.concatenate(usual)))) if usual else 0.0
+            square = float(np.mean(rows)) if len(rows) else 0.0
+            if not _TOO_SMALL < square < many * _RMS**2 or before < 9 * square:
+                continue
+            if square > _RMS**2:
+                text += (
+                    f" (errors are {math.sqrt(square):.2g} times as large: "
+                    "perhaps sums of q . k are rounded too)"
+                )
+            spread = float(np.std(np.log(np.maximum(rows, 1e-9))))
+            if spread < (1.2 if many > 1 else 1.0):  # all rows are as far
+                found.append(Explained(given._replace(text=text), square))
+        found.sort(key=lambda x: abs(math.log(x.square)))
+        if not found:
+            return []
+        words = " or ".join(x.alternative.text for x in found[:3])
+        text = f"precision is lost: {words}, or other numbers are rounded as coarsely"
+        return [found[0]._replace(alternative=found[0].alternative._replace(text=text))]
+
+    def _divide(
+        self, x: Sampled, alternative: Alternative, profile: Profile, dtype: str
+    ) -> Doubles:
+        out = alternative.result(x.rows).out
+        law = analyse(alternative, x.rows, profile, dtype)
+        usual = self.sample.unit * row_sizes(out)
+        std = np.where(np.isfinite(law.std), law.std, usual)
+        if alternative.compute is not attend or alternative.answer is not None:  # other scores
+            std = np.maximum(std, usual)
+        return divide(
+            differ(x.got, out), std * np.maximum(1.0, row_sizes(out) / row_sizes(law.out))
+        )
+
+
+def analyse(alternative: Alternative, rows: Rows, profile: Profile, dtype: str) -> RowErrors:
+    """Say what roundings do to the exact result of an alternative."""
+    head = alternative.head(rows)
+    with np.errstate(all="ignore"):
+        return analyse_softmax(head, profile.roundings(dtype), slice(0, len(head.q)))
+
+
+def leave_without_keys(
+    problem: Problem, x: Sampled, result: Result, given: Result
+) -> npt.NDArray[np.bool_]:
+    """Find rows that see a key as given but none by a result, and are NaN or the mean of v."""
+    empty = np.isneginf(result.lse) & np.isfinite(given.lse)
+    mean = np.mean(problem.read(x.rows.at)["v"], 0) if empty.any() else 0.0
+    return empty & (fit_convention(x.got, "nan", mean) | fit_convention(x.got, "mean", mean))

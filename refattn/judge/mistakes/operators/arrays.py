@@ -1,0 +1,128 @@
+"""Arrays that are read at other places, by a rule of the place of a key or a query."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ....arrays.library import Doubles
+from ...rounding.problems import Index, Problem
+from ..causes.sampled import Alternative, take_rows
+from ..causes.slips import TILE_SIZES, attend_by, score_all
+from ..causes.wrong_rows import Sampled, differ, divide
+from .maps import Map, Places, list_maps, write_shift
+
+_RATED_ROWS = 4  # by which rules are rated
+_NEAREST = 2  # rules that are tried, of each array
+_SHIFTS = (1, -1, 2, -2, *TILE_SIZES[:-1], *(-x for x in TILE_SIZES[:-1]))
+_OF_KEYS = {"k": "key", "v": "value", "kv": "key and value"}
+
+
+def list_reads(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternative]:
+    """List arrays read at other places, by the rules that come nearest to some rows."""
+    x, sizes = x.take(slice(_RATED_ROWS)), sizes[:_RATED_ROWS]
+    n, m, _ = problem.shape
+    rules = [
+        *list_maps(max(n, m)),
+        *(Map(write_shift("@", by), partial(np.add, by)) for by in _SHIFTS),
+    ]
+    for array in _list_placed(problem, x):
+        one, name, last = ("key", "j", m - 1) if array.keys else ("query", "i", n - 1)
+        places = np.arange(m) if array.keys else x.rows.queries
+        off = []
+        for rule in rules:
+            read = _stay_within(rule.of, last, places)
+            with np.errstate(all="ignore"):
+                z = divide(differ(x.got, array.apply(read)), sizes)
+            off.append(np.sum(z * z) if np.any(read != places) else np.inf)
+        for at in np.argsort(off, kind="stable")[:_NEAREST]:
+            text = f"{one} {name} has the {array.called} of {one} {rules[at].named(name)}"
+            yield Alternative(text, array.change(partial(_stay_within, rules[at].of, last)))
+
+
+def _stay_within(of: Callable[[Places], Places], last: int, x: Places) -> Places:
+    return np.clip(of(x), 0, last)
+
+
+class Placed(NamedTuple):
+    """An array that may be read at other places."""
+
+    called: str
+    keys: bool  # whether it is of keys, not of queries
+    apply: Callable[[Places], Doubles]  # some rows, if their keys or they read these places
+    change: Callable[[Callable[[Places], Places]], Problem]  # to other places, by a map
+
+
+def _list_placed(problem: Problem, x: Sampled) -> Iterator[Placed]:
+    """List the arrays of a problem; some rows are computed again from scores that are known."""
+    head, arrays = take_rows(problem, x.rows), problem.read(x.rows.at)
+    m = head.keys
+    free, v = score_all(head._replace(mask=None)), head.v[:m]
+    bias: Any = np.zeros((len(x.got), m)) if head.bias is None else head.bias
+    bare, rest = free[:, :m] - bias, (free[:, m:], head.v[m:])
+    seen = True if head.mask is None else head.mask
+
+    def attend(scores: Doubles, bias: Doubles, v: Doubles) -> Doubles:
+        every = np.concatenate([np.where(seen, scores + bias, -np.inf), rest[0]], -1)
+        return attend_by(every, np.concatenate([v, rest[1]])).out
+
+    def read(names: str, j: Places) -> Doubles:
+        scores = bare[:, j] if "k" in names else bare
+        return attend(scores, bias, v[j] if "v" in names else v)
+
+    def rescale(scales: Mapping[str, Doubles], j: Places) -> Doubles:
+        by = {name: x[j] / x for name, x in scales.items()}
+        values = v * by.get("v", 1.0)
+        return (
+            of_scores(head.q, head.k[:m] * by["k"], values)
+            if "k" in by
+            else attend(bare, bias, values)
+        )
+
+    def of_scores(q: Doubles, k: Doubles, values: Doubles = v) -> Doubles:
+        other = head._replace(q=q, k=k, mask=None, bias=None, sink=None)
+        return attend(score_all(other), bias, values)
+
+    for names, called in _OF_KEYS.items():
+        yield Placed(called, True, partial(read, names), partial(_read_rows, problem, names))
+    of_queries = partial(_read_rows, problem, "q")
+    yield Placed("query", False, lambda i: of_scores(arrays["q"][i], head.k[:m]), of_queries)
+    if "bias" in arrays:
+        whole, change = arrays["bias"], partial(_read_rows, problem, "bias")
+        yield Placed("bias", True, lambda j: attend(bare, bias[:, j], v), partial(change, axis=1))
+        yield Placed("bias", False, lambda i: attend(bare, whole[i], v), change)
+    # One scale for the whole array has no token that it could be read from instead.
+    scaled = [x for x in "kv" if len(arrays.get(f"{x}_scale", ())) == m]
+    for names in dict.fromkeys(("".join(scaled), *scaled)) if scaled else ():
+        scales = {x: arrays[f"{x}_scale"] for x in names}
+        change = partial(_move_scales, problem, names)
+        yield Placed(
+            " and ".join(f"{x}_scale" for x in names), True, partial(rescale, scales), change
+        )
+
+
+def _read_rows(
+    problem: Problem, names: str, of: Callable[[Places], Places], axis: int = 0
+) -> Problem:
+    """Placed the rows of some arrays, or the columns of a bias, at other places."""
+    for name in (names,) if len(names) > 2 else names:
+        problem = problem.replaced(
+            name, lambda _, y: np.take(y, of(np.arange(y.shape[axis])), axis)
+        )
+    return problem
+
+
+def _move_scales(problem: Problem, names: str, of: Callable[[Places], Places]) -> Problem:
+    for name in names:
+        problem = problem.replaced(name, partial(_move_scale, problem, f"{name}_scale", of))
+    return problem
+
+
+def _move_scale(
+    problem: Problem, called: str, of: Callable[[Places], Places], index: Index, y: Doubles
+) -> Doubles:
+    scale = problem.read(index)[called]
+    return np.asarray(y / scale * scale[of(np.arange(len(y)))])

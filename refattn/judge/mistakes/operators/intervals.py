@@ -1,0 +1,105 @@
+"""Keys one after another that count otherwise in some rows: which ones is found by running sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from ....arrays.library import Doubles
+from ...rounding.problems import Problem
+from ..causes.sampled import Alternative, Place, Seen, attend, show_band, take_rows
+from ..causes.slips import LOSSES, hide_tile, leave_without_tile, score_all, weigh_with_zeros
+from ..causes.wrong_rows import Sampled, differ
+
+_EDGES = 128  # of intervals, at most, that are tried in pairs before they are made exact
+_TURNS = 4  # in which an edge is made exact, and then the other
+_ALIKE_EDGES = 12.0  # sum of squares of z, by which fits cannot be told apart
+_LEAST_SUM, _MOST_SCORE = 1e-9, 300.0  # of the weights, over what it was; log of a weight
+_FEWEST = 2  # keys of an interval, at least: one that is missing is measured
+
+
+def list_intervals(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternative]:
+    """List kernels in which keys one after another are lost, or seen, or count otherwise.
+
+    For each kind of mistake it is the interval by which some rows are nearest, in `sizes`.
+    """
+    m = problem.shape[1]
+    head = take_rows(problem, x.rows)
+    exact = attend(head)
+    values = np.concatenate([np.ones((head.keys, 1)), head.v[: head.keys]], -1)
+    w, zero, top = weigh_with_zeros(head)
+    # Weights over the sum of all that are seen.
+    share = np.exp(np.where(np.isfinite(top), top - exact.lse, 0.0))[:, None]
+    w, zero = ((share * y)[:, : head.keys] for y in (w, zero))
+    changes = {}
+    for words, (of_sum, of_out, of_zero) in LOSSES.items():
+        changes[words] = of_out * w[..., None] * values
+        changes[words][..., 0] = of_sum * w + of_zero * zero
+    if head.mask is not None:
+        opened = score_all(head._replace(mask=None))[:, : head.keys] - exact.lse[:, None]
+        opened = np.where(head.mask, 0.0, np.exp(np.minimum(opened, _MOST_SCORE)))
+        changes[""] = opened[..., None] * values
+    right = np.concatenate([np.ones((len(w), 1)), exact.out], -1)
+    for words, change in changes.items():
+        sums = np.pad(np.cumsum(change, 1), ((0, 0), (1, 0), (0, 0)))
+        j = _find_interval(right, sums, x.got, sizes)
+        if not words:
+            yield show_tile(problem, j)
+        elif words == "are left out" and _FEWEST <= j.stop - j.start < m:
+            yield hide_tile(problem, j)  # hiding keys loses no digits; sums less a tile may cancel
+        elif _FEWEST <= j.stop - j.start < m:
+            text = f"keys {j.start} to {j.stop - 1} {words}"
+            lose = partial(leave_without_tile, j=j, loss=LOSSES[words])
+            yield Alternative(text, problem, compute=lose)
+
+
+def _find_interval(right: Doubles, sums: Doubles, got: Doubles, sizes: Doubles) -> slice:
+    """Find the keys whose change brings some rows nearest to what they are."""
+    m = sums.shape[1] - 1
+
+    def rate(starts: Doubles, stops: Doubles) -> Doubles:
+        """Rate intervals, of which one edge may be the same in all: sums of squares of z."""
+        new = right[:, None] + sums[:, stops] - sums[:, starts]
+        with np.errstate(all="ignore"):
+            z = differ(new[..., 1:] / new[..., :1], got[:, None]) / sizes[:, None]
+            far = np.sum(np.where(new[..., :1] > _LEAST_SUM, z * z, math.inf), (0, 2))
+        return np.where(np.isnan(far), math.inf, far)
+
+    # In multiples of a step all pairs of edges are rated by products of what they add to errors.
+    edges = np.unique(np.append(np.arange(0, m, -(-m // _EDGES)), m))
+    error = (right[:, 1:] - got) / sizes
+    added = (sums[:, edges, 1:] - sums[:, edges, :1] * got[:, None]) / sizes[:, None]
+    later = added + error[:, None]
+    with np.errstate(all="ignore"):
+        squares = np.sum(later**2, -1)[:, :, None] + np.sum(added**2, -1)[:, None]
+        squares -= 2 * later @ np.swapaxes(added, 1, 2)
+        total = 1 + sums[:, edges, :1] - np.swapaxes(sums[:, edges, :1], 1, 2)
+        far = np.sum(np.where(total > _LEAST_SUM, squares / total**2, math.inf), 0)
+    far[np.isnan(far) | (edges[:, None] <= edges)] = math.inf
+    stop, start = (int(edges[x]) for x in np.unravel_index(np.argmin(far), far.shape))
+    every = np.arange(m + 1)
+    for _ in range(_TURNS):
+        stop = _choose_round(rate(np.array([start]), every[start + 1 :]), start + 1, m)
+        start = _choose_round(rate(every[:stop], np.array([stop])), 0, m)
+    return slice(start, stop)
+
+
+def _choose_round(far: Doubles, first: int, last: int) -> int:
+    """Choose an edge: of those that fit alike the roundest."""
+    alike = np.flatnonzero(far <= np.min(far) + _ALIKE_EDGES) + first
+    return int(max(alike, key=lambda x: math.inf if x == last else math.gcd(int(x), 2**20)))
+
+
+def show_tile(problem: Problem, j: slice) -> Alternative:
+    """Show a tile of keys to all queries."""
+    band = show_band(problem)
+
+    def seen(x: Place) -> Seen:
+        usual = band(x) if x.mask is None else band(x) & x.mask
+        return np.asarray(usual | ((x.j >= j.start) & (x.j < j.stop)))
+
+    text = f"keys {j.start} to {j.stop - 1} are not masked"
+    return Alternative(text, problem, seen, among=False)

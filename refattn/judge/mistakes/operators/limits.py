@@ -1,0 +1,276 @@
+"""Which keys wrong rows see: limits that are functions of the place of a query, and windows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ....arrays.blocks import blocks
+from ....arrays.library import Doubles
+from ....arrays.words import place
+from ...rounding.problems import Index, Problem
+from ..causes.sampled import Alternative, Place, Seen, show_band, take_rows
+from ..causes.slips import score_all
+from ..causes.wrong_rows import Sampled, differ, divide, row_sizes, thin
+from .maps import Map, Places, list_maps, write_shift
+
+_CUT_KEYS = 256  # that are summed at a time
+_QUERY_BLOCKS = (4, 8, 16, 32, 64, 128, 256, 512)  # queries that may have a limit together
+_OWN_ROWS, _FEW_OWN = 64, 8  # rows of a head that are looked at
+_OWN_HEADS, _WHOLE_HEADS, _NAMED_HEADS = 16, 2, 3  # that are looked at, and that are named
+_PERMUTED, _MOST_OFF = (8, 16, 32, 64), 4.0  # sizes of blocks; mean square of z, at most
+_MOST_LIMITS = 8  # that are tried
+_WINDOW_ROWS, _TURNS = 4, 3  # by which windows are found, one limit and then the other
+_TOLD_APART = 12.0  # sum of squares of z, by which fits cannot be told apart
+
+
+def _rate_cuts(
+    before: Doubles, after: Doubles, v: Doubles, x: Sampled, sizes: Doubles, turn: int = 1
+) -> Doubles:
+    """Rate each number of keys, 1 to all, that have some weights while the others have others.
+
+    With `turn` -1 these are counted from the last key; what is beside the keys has its own weight.
+    Return sums of squares of errors over `sizes`: (rows, numbers of keys).
+    """
+    keys = len(x.rows.keys)
+    values, change = v[:keys][::turn], (before - after)[:, :keys][:, ::turn]
+    rest = after.copy()
+    # What is beside the keys is a sink, which no cut touches.
+    rest[:, keys:] = before[:, keys:]
+    total, out = np.sum(rest, -1, keepdims=True), (rest @ v)[:, None]
+    found = []
+    for j in blocks(0, keys, _CUT_KEYS):
+        totals = total + np.cumsum(change[:, j], -1)
+        outs = out + np.cumsum(change[:, j, None] * values[j], 1)
+        with np.errstate(all="ignore"):
+            z = divide(differ(outs / totals[..., None], x.got[:, None]), sizes[:, None])
+        found.append(np.sum(z * z, -1))
+        total, out = totals[:, -1:], outs[:, -1:]
+    return np.concatenate(found, -1)
+
+
+def list_windows(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternative]:
+    """List windows, where none is declared, whose limits fit a few rows: found one at a time."""
+    n, m, _ = problem.shape
+    if problem.packed is not None or problem.window != (None, None) or min(m - 1, len(x.got)) < 1:
+        return
+    some = np.unique(np.linspace(0, len(x.got) - 1, _WINDOW_ROWS).astype(int))
+    x, sizes, widths = x.take(some), sizes[some], np.arange(m)
+    head, level = take_rows(problem, x.rows), x.rows.queries[:, None] + m - n
+    s = score_all(head)
+    weights = np.exp(s - np.max(s, -1, keepdims=True))[..., None]
+    terms = weights * np.pad(head.v, ((0, 0), (1, 0)), constant_values=1.0)
+    # Sums over any window are a difference of two of these.
+    sums = np.pad(np.cumsum(terms[:, :m], 1), ((0, 0), (1, 0), (0, 0)))
+
+    def fit(left: Any, right: Any) -> int:
+        """Find the width, of all in the place of one limit, by which the rows are nearest."""
+        start, stop = (np.clip(y, 0, m)[..., None] for y in (level - left, level + right + 1))
+        total = np.take_along_axis(sums, stop, 1) - np.take_along_axis(sums, start, 1)
+        total += np.sum(terms[:, None, m:], 2)
+        z = divide(differ(total[..., 1:] / total[..., :1], x.got[:, None]), sizes[:, None])
+        far = np.sum(z * z, (0, 2))
+        return int(np.argmin(np.where(np.isnan(far), math.inf, far)))
+
+    # Each window with one limit has its own fit; with two they are fitted in turn.
+    left = fit(widths, m)
+    windows: dict[str, tuple[Any, Any]] = {f"{left} keys to the left": (left, None)}
+    if not problem.causal:
+        alone, right = fit(widths, 0), fit(m, widths)
+        windows[f"{alone} keys to the left and 0 to the right"] = (alone, 0)
+        windows[f"{right} keys to the right"] = (None, right)
+        for _ in range(_TURNS):
+            right = fit(left, widths)
+            left = fit(widths, right)
+        both = "both sides" if left == right else f"the left and {right} to the right"
+        windows[f"{left} keys to {both}"] = (left, right)
+    for words, window in windows.items():
+        yield Alternative(f"there is a window of {words}", problem._replace(window=window))
+
+
+class Limit(NamedTuple):
+    """A last key that queries see or, with `turn` -1, a first one, by their place."""
+
+    text: str
+    turn: int
+    own: int  # how far the limit that all queries should have is ahead of them
+    of: Callable[[Places], Places]  # by query
+    beyond: bool | None = None  # whether it counts only above their own, or only below
+
+    def shows(self, x: Place) -> Seen:
+        """Show the keys within the limits of queries."""
+        limit = self.of(x.i)
+        if self.beyond is not None:
+            limit = (np.maximum if self.beyond else np.minimum)(x.i + self.own, limit)
+        return np.asarray(x.j <= limit if self.turn > 0 else x.j >= limit)
+
+
+def list_reaches(
+    problem: Problem, x: Sampled, sizes: Doubles, wrong: Callable[[Place], Seen] | None = None
+) -> Iterator[Alternative]:
+    """List kernels in which queries of a block see keys up to one, or from one on, as fits some.
+
+    All queries do or, if `wrong` is given, those that it says are wrong.
+    """
+    for turn, own, free in _list_ends(problem):
+        limits = _fit_limits(_rate_limits(free, x, sizes, turn), x.rows.queries, turn, own)
+        shows = [partial(_show_both, show_band(free), y.shows) for y in limits]
+        for limit, seen in zip(limits, shows, strict=True):
+            if wrong is None:
+                yield Alternative(limit.text, problem, seen)
+            else:
+                alone = partial(_show_where, wrong, seen, show_band(problem))
+                yield Alternative(f"{limit.text}, but only in the wrong rows", problem, alone)
+
+
+def _list_ends(problem: Problem) -> Iterator[tuple[int, int, Problem]]:
+    """List the limits of what is seen: the side, how far ahead, and the problem without it."""
+    n, m, _ = problem.shape
+    left, right = problem.window
+    if problem.packed is None and (problem.causal or right == 0):
+        yield 1, m - n, problem._replace(causal=False, window=(left, None))
+    if problem.packed is None and left is not None:
+        yield -1, m - n - left, problem._replace(window=(None, right))
+
+
+def _rate_limits(free: Problem, x: Sampled, sizes: Doubles, turn: int) -> Doubles:
+    """Rate each key as the last that rows see, or with `turn` -1 as the first: (rows, keys)."""
+    head, m = take_rows(free, x.rows), free.shape[1]
+    s = score_all(head)
+    w = np.exp(s - np.max(s, -1, keepdims=True))
+    rest = np.where(np.arange(w.shape[-1]) < m, 0.0, w)
+    return _rate_cuts(w, rest, head.v, x, sizes, turn)[:, ::turn]
+
+
+def list_own_limits(
+    problem: Problem, wrong: Sequence[Sampled], unit: float
+) -> Iterator[Alternative]:
+    """List kernels whose limits are shifted by a number of each head, or permuted in blocks."""
+    d_v = problem.shape[-1]
+    # All rows of blocks of the first heads, and a few of the others.
+    heads = [
+        x.take(slice(_OWN_ROWS) if at < _WHOLE_HEADS else thin(np.arange(len(x.got)), _FEW_OWN))
+        for at, x in enumerate(wrong[:_OWN_HEADS])
+    ]
+    for turn, own, free in _list_ends(problem):
+        far = [_rate_limits(free, x, unit * row_sizes(x.got), turn) for x in heads]
+        sees = "query i sees keys up to" if turn > 0 else "the window of query i starts at"
+        pairs = [(x.rows.at, x.rows.queries, y) for x, y in zip(heads, far, strict=True)]
+        shifts = {at: _choose_shift(y, i + own) for at, i, y in pairs}
+        off = sum(x[1] for x in shifts.values())
+        if off < _MOST_OFF * d_v * sum(len(x.got) for x in heads):
+            by = {at: own + x[0] for at, x in shifts.items()}
+            each = [f"{write_shift('i', c)} in head {place(at)}" for at, c in by.items()]
+            text = f"{sees} {', '.join(each[:_NAMED_HEADS])}{' and so on' * (len(each) > 3)}"
+            seen = partial(_show_by_head, turn, own, by)
+            yield Alternative(text, problem, partial(_show_both, show_band(free), seen))
+        i, rated = np.concatenate([x[1] for x in pairs]), np.concatenate(far)
+        for size in (x for x in _PERMUTED if 2 * x <= len(i)):
+            moved, off = np.arange(size) + own, 0.0  # places without wrong rows are right
+            for r in np.unique(i % size):
+                at = i % size == r
+                moved[r], rest = _choose_shift(rated[at], i[at] // size * size)
+                off += rest
+            if off < _MOST_OFF * d_v * len(i):
+                text = f"in blocks of {size} limits are permuted: {sees} {size} (i // {size}) + "
+                text += f"({', '.join(map(str, moved))})[i % {size}]"
+                limit = Limit(text, turn, own, partial(_follow_order, moved))
+                yield Alternative(text, problem, partial(_show_both, show_band(free), limit.shows))
+                break
+
+
+def _choose_shift(far: Doubles, places: Places) -> tuple[int, float]:
+    """Choose the number that, added to places, gives the keys by which rows are nearest."""
+    rows, last = np.arange(len(far)), far.shape[1] - 1
+    by = np.unique(np.argmin(far, -1) - places)
+    off = [float(np.sum(far[rows, np.clip(places + c, 0, last)])) for c in by]
+    return int(by[np.argmin(off)]), min(off)
+
+
+def _follow_order(order: Places, x: Places) -> Places:
+    return np.asarray(x // len(order) * len(order) + order[x % len(order)])
+
+
+def _show_by_head(turn: int, own: int, by: Mapping[Index, int], x: Place) -> Seen:
+    limit = x.i + by.get(x.at, own)
+    return np.asarray(x.j <= limit if turn > 0 else x.j >= limit)
+
+
+def _fit_limits(far: Doubles, queries: Places, turn: int, own: int) -> list[Limit]:
+    """Find the limits that fit alike, the plainest first: `far` is by the key."""
+    found: list[tuple[float, Limit]] = []
+    rows, m = np.arange(len(queries)), far.shape[1]
+    for limit in (*_list_blocks(turn, own), *_list_rules(far, queries, turn, own)):
+        keys = limit.of(queries)
+        ahead = keys - queries - own
+        # One on the other side would change nothing for some of these rows.
+        one_side = limit.beyond is None or np.all(ahead > 0 if limit.beyond else ahead < 0)
+        if one_side and np.all(keys >= 0 if turn > 0 else keys < m) and np.any(ahead):
+            off = np.sum(far[rows, np.clip(keys, 0, m - 1)])
+            found.append((float(off), limit))
+    least = min((off for off, _ in found), default=0.0)
+    return [x for off, x in found if off <= least + _TOLD_APART][:_MOST_LIMITS]
+
+
+def _list_blocks(turn: int, own: int) -> Iterator[Limit]:
+    """List limits that queries of a block have together."""
+    for size in _QUERY_BLOCKS:
+        if turn < 0:
+            for beyond, which in ((True, "next"), (False, "previous")):
+                sign = -1 if beyond else 1
+                text = f"windows start at the {which} multiple of {size} keys, not at their own key"
+                of = partial(_round_down, size=size, own=own, sign=sign)
+                yield Limit(text, turn, own, of, beyond)
+        for at, beyond in product(range(size), (False, True)):
+            see = "also see the" if beyond else "see only"
+            text = f"queries of a block of {size} {see} keys up to query {at} of the block"
+            if at == size - 1:
+                text = f"queries of a block of {size} see all keys of the block"
+            if turn < 0:
+                start = "no earlier" if beyond else "no later"
+                which = f"the window of query {at} of the block"
+                text = f"windows of a block of {size} queries start {start} than {which}"
+            of = partial(_round_down, size=size, more=own + at)
+            yield Limit(text, turn, own, of, beyond)
+
+
+def _round_down(x: Places, size: int, own: int = 0, sign: int = 1, more: int = 0) -> Places:
+    return np.asarray(sign * (sign * (x + own) // size * size) + more)
+
+
+def _list_rules(far: Doubles, queries: Places, turn: int, own: int) -> Iterator[Limit]:
+    """List limits by maps of the place of a query, or of its own limit, and a number."""
+    best, m = np.argmin(far, -1), far.shape[1]
+    sees = "query i sees keys up to" if turn > 0 else "the window of query i starts at"
+    bases = {"i": 0} | ({f"({write_shift('i', own)})": own} if own else {})
+    for rule, (name, base) in product([Map("@", np.asarray), *list_maps(m)], bases.items()):
+        # What is added is what most rows say: some may fit several limits.
+        by, counts = np.unique(best - rule.of(queries + base), return_counts=True)
+        more = int(by[np.argmax(counts)])
+        of = partial(_follow, rule=rule, base=base, more=more)
+        text = f"{sees} {write_shift(rule.named(name), more)}"
+        yield Limit(text, turn, own, of)
+        for beyond, words in ((True, "later"), (False, "earlier")):
+            yield Limit(f"{text} if that is {words} than its own", turn, own, of, beyond)
+
+
+def _follow(x: Places, rule: Map, base: int, more: int) -> Places:
+    return rule.of(x + base) + more
+
+
+def _show_both(band: Callable[[Place], Seen], rule: Callable[[Place], Seen], x: Place) -> Seen:
+    return np.asarray(band(x) & rule(x))
+
+
+def _show_where(
+    where: Callable[[Place], Seen],
+    rule: Callable[[Place], Seen],
+    other: Callable[[Place], Seen],
+    x: Place,
+) -> Seen:
+    return np.where(where(x), rule(x), other(x))

@@ -1,0 +1,173 @@
+"""Blocks of a cache that sequences read in place of those in their block table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....arrays.library import Doubles
+from ...rounding.problems import Index, Problem
+from ..causes.sampled import Alternative, attend, take_rows
+from ..causes.slips import score_all
+from ..causes.wrong_rows import Sampled, row_sizes
+
+BlockTable = npt.NDArray[np.int64]
+_MOST_PAGES, _LEFT_BY_BLOCKS = 512, 16.0  # that are fitted; mean square that is left
+_ANCHOR = 1e3  # weight of how many blocks are read, over that of the numbers
+_BLOCKS_NAMED = 3  # blocks that are named one by one
+
+
+def _take_first(x: BlockTable, count: int) -> BlockTable:
+    at = np.arange(x.shape[1])
+    return np.asarray(x[:, at // count * count] + at % count)
+
+
+def _repeat(x: BlockTable, count: int) -> BlockTable:
+    return np.asarray(x[:, np.arange(x.shape[1]) // count])
+
+
+_TABLE_RULES: Mapping[str, Callable[[BlockTable], BlockTable]] = {
+    "each entry of the block table is one too large": lambda x: x + 1,
+    "each entry of the block table is one too small": lambda x: x - 1,
+    "the next entry of the block table is read for each": lambda x: np.roll(x, -1, 1),
+    "the entry before is read for each of the block table": lambda x: np.roll(x, 1, 1),
+    "the block table is that of the next batch member": lambda x: np.roll(x, -1, 0),
+    "the block table is that of the batch member before": lambda x: np.roll(x, 1, 0),
+    "the block table is that of the first batch member": lambda x: 0 * x + x[:1],
+    "the block table is ignored: blocks are read in order from the first of each sequence": (
+        lambda x: x[:, :1] + np.arange(x.shape[1])
+    ),
+    "the block table is ignored: blocks are read in order from 0": lambda x: np.arange(
+        x.size
+    ).reshape(x.shape),
+    "the block table is read by columns": lambda x: x.ravel().reshape(x.shape[::-1]).T,
+    **{
+        f"of each {g} entries of the block table the first alone is used, and blocks after it are "
+        "read for the others": partial(_take_first, count=g)
+        for g in (2, 4, 8)
+    },
+    **{
+        f"each entry of the block table is read {g} times": partial(_repeat, count=g)
+        for g in (2, 4)
+    },
+}
+
+
+def list_blocks_of_cache(
+    problem: Problem, wrong: Sequence[Sampled], unit: float
+) -> Iterator[Alternative]:
+    """List kernels that read other blocks of the cache than the table says: by rules, or a fit."""
+    packed = problem.packed
+    if packed is None or packed.table is None or packed.blocks is None:
+        return
+    table, count = packed.table, len(packed.blocks((0,) * len(problem.lead))[0])
+    for text, rule in _TABLE_RULES.items():
+        other = rule(table)
+        if np.any(other != table):
+            yield _read_table(problem, text, np.clip(other, 0, count - 1))
+    if count > _MOST_PAGES or "bias" in problem.first:
+        return
+    read = table.copy()
+    for member in sorted({x.rows.at[0] for x in wrong}):
+        found = _fit_pages(problem, [x for x in wrong if x.rows.at[0] == member], unit)
+        if found is None:
+            return
+        read[member, : len(found)] = found
+    if np.any(read != table):
+        yield _read_table(problem, _name_blocks(table, read), read)
+
+
+def _fit_pages(problem: Problem, wrong: Sequence[Sampled], unit: float) -> list[int] | None:
+    """Find the blocks that a sequence reads: sums of weights and values are linear in them."""
+    packed = problem.packed
+    assert packed is not None
+    assert packed.table is not None
+    assert packed.blocks is not None
+    member = wrong[0].rows.at[0]
+    length = int(packed.keys[member, 1])
+    # Blocks that hold NaN were not read: results are finite.
+    finite = [np.isfinite(y).all((1, 2)) for x in wrong for y in packed.blocks(x.rows.at)]
+    usable = np.flatnonzero(np.all(finite, 0))
+    columns: list[Doubles] = []
+    rest: list[Doubles] = []
+    for x in wrong:
+        k, v = (y[usable] for y in packed.blocks(x.rows.at))
+        size = k.shape[1]
+        slots = -(-length // size)
+        head = take_rows(problem, x.rows)
+        every = head._replace(k=k.reshape(-1, k.shape[-1]), v=v.reshape(-1, v.shape[-1]), mask=None)
+        w = np.exp(score_all(every._replace(sink=None)) - attend(head).lse[:, None])
+        w = w.reshape(len(w), *k.shape[:2])
+        mask = np.ones((len(w), head.keys), bool) if head.mask is None else head.mask
+        seen = np.pad(mask, ((0, 0), (0, -head.keys % size)))[:, : slots * size]
+        seen = seen.reshape(len(w), slots, size)
+        whole = np.atleast_1d(seen.all((0, 2)))
+        scale = unit * row_sizes(x.got)
+        # Blocks that all rows see whole count alike in any order; of the others the place matters.
+        of_place = [np.ones(seen[:, 0].shape), *(seen[:, t] for t in np.flatnonzero(~whole))]
+        sums = [
+            np.einsum("rps,rs,psd->prd", w, y, v) - np.einsum("rps,rs->pr", w, y)[..., None] * x.got
+            for y in of_place
+        ]
+        columns.append((np.concatenate(sums) / scale).reshape(len(of_place) * len(k), -1))
+        sink = 0.0 if head.sink is None else np.exp(head.sink - attend(head).lse)[:, None]
+        rest.append((sink * x.got / scale).ravel())
+    if not len(usable) or len({len(x) for x in columns}) > 1:
+        return None
+    a, b = np.concatenate(columns, -1), np.concatenate(rest)
+    anchors = np.kron(np.eye(len(of_place)), np.ones(len(k)))
+    many = np.array([np.sum(whole), *np.ones(len(of_place) - 1)])
+    if len(a) > a.shape[1] or not (np.all(np.isfinite(a)) and np.all(np.isfinite(b))):
+        return None
+    weight = _ANCHOR * float(np.sqrt(np.mean(np.sum(a * a, -1))))
+    system = np.concatenate([a.T, weight * anchors]), np.concatenate([b, weight * many])
+    share = np.linalg.lstsq(*system, rcond=1e-12)[0]
+    counts = np.rint(share)
+    left = b - counts @ a
+    if (
+        np.any(counts < 0)
+        or np.any(anchors @ counts != many)
+        or np.mean(left * left) > _LEFT_BY_BLOCKS
+    ):
+        return None
+    own = packed.table[member, :slots].tolist()
+    by_place = np.zeros((len(of_place), np.max(usable) + 1), int)
+    by_place[:, usable] = counts.reshape(len(of_place), -1)
+    found, spare = [-1] * slots, by_place[0].copy()
+    for t in np.flatnonzero(whole).tolist():  # what is read at its place stays there
+        if own[t] < len(spare) and spare[own[t]]:
+            found[t], spare[own[t]] = own[t], spare[own[t]] - 1
+    more = iter(np.repeat(np.arange(len(spare)), spare).tolist())
+    partial_slots = iter(by_place[1:])
+    return [
+        x if x >= 0 else next(more) if whole[t] else int(np.argmax(next(partial_slots)))
+        for t, x in enumerate(found)
+    ]
+
+
+def _read_table(problem: Problem, text: str, table: BlockTable) -> Alternative:
+    for name in "kv":
+        problem = problem.replaced(name, partial(_follow_table, problem, table, name))
+    return Alternative(text, problem)
+
+
+def _follow_table(problem: Problem, table: BlockTable, name: str, index: Index, x: Any) -> Any:
+    packed = problem.packed
+    assert packed is not None
+    assert packed.blocks is not None
+    blocks = packed.blocks(index)["kv".index(name)]
+    return blocks[table[index[0]]].reshape(-1, blocks.shape[-1])[: len(x)]
+
+
+def _name_blocks(table: BlockTable, read: BlockTable) -> str:
+    places = np.argwhere(table != read).tolist()
+    words = [
+        f"block {read[c, t]} in place of {table[c, t]} (entry {t} of batch member {c})"
+        for c, t in places[:_BLOCKS_NAMED]
+    ]
+    more = f" and {len(places) - _BLOCKS_NAMED} more" if len(places) > _BLOCKS_NAMED else ""
+    return f"other blocks are read than those of the block table: {', '.join(words)}{more}"

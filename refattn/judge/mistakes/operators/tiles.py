@@ -1,0 +1,195 @@
+"""Mistakes in some tiles of keys: which tiles is found by one linear fit.
+
+An output times the sum of the weights is the sum of the weighted values: linear in which tile of
+keys is computed by which text, or read from which other tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....arrays.library import Doubles
+from ...rounding.problems import Index, Problem
+from ..causes.sampled import Alternative, Result, Rows, attend, take_rows
+from ..causes.slips import TILE_SIZES, attend_by, list_parts, score_all
+from ..causes.wrong_rows import Sampled, finite, row_sizes
+
+Scored = tuple[Doubles, Doubles]  # scores of some rows, -inf where a key is hidden, and values
+ScoreText = Callable[[Rows], Scored]
+Chosen = npt.NDArray[np.int64]
+_MOVED_TILES, _SCOPED_TILES = 16, 32  # of which each may be another, and that may go wrong, at most
+_FITTED_FROM = 8  # of a head, at most, to which which tiles go wrong is fitted
+_SEEN_BY_FIT = 30.0  # root of the sum of squares of z by which a tile is known
+_USUAL_OFF, _MOST_OFF = 0.1, 0.45  # how far shares are from 0 or 1: the median, and the most
+_MOST_LEFT = 0.03  # of the square of errors, at most, that a choice leaves
+_SPANS_NAMED = 3  # spans of keys that are named one by one
+
+
+def list_moved_tiles(
+    problem: Problem, wrong: Sequence[Sampled], unit: float
+) -> Iterator[Alternative]:
+    """List kernels that read keys or values of other tiles in the place of some."""
+    m = problem.shape[1]
+    elements = sum(x.got.size for x in wrong)
+    sizes = [x for x in TILE_SIZES[::-1] if m % x == 0 and 2 <= m // x <= _MOVED_TILES]
+    for names, size in product(("k", "v", "kv"), sizes):
+        if 4 * (m // size) ** 2 > elements:
+            continue
+        pairs = [(t, u) for t, u in np.ndindex(m // size, m // size) if t != u]
+        columns = [_sum_moved(problem, x, names, size, unit) for x in wrong]
+        chosen = _choose(
+            np.concatenate([[x[t, u] - x[t, t] for t, u in pairs] for x in columns], -1),
+            -np.concatenate([np.einsum("tt...->...", x[:-1]) + x[-1, 0] for x in columns], -1),
+        )
+        if chosen is None:
+            continue
+        source = np.arange(m // size)
+        for t, u in (pairs[x] for x in chosen):
+            source[t] = u
+        read = (source[:, None] * size + np.arange(size)).ravel()
+        moved = problem
+        for name in names:
+            moved = moved.replaced(name, partial(_read_places, read))
+        yield Alternative(_name_moved(names, source, size), moved)
+
+
+def _read_places(read: Chosen, _: Index, x: Any) -> Any:
+    return x[read]
+
+
+def _name_moved(names: str, source: Chosen, size: int) -> str:
+    called = " and ".join({"k": "keys", "v": "values"}[x] for x in names)
+    moved = np.flatnonzero(source != np.arange(len(source)))
+    spans = [f"{t * size} to {t * size + size - 1}" for t in range(len(source))]
+    words = [
+        f"{called} {spans[t]} are those of {spans[u]}"
+        for t, u in zip(moved[:_SPANS_NAMED].tolist(), source[moved].tolist(), strict=False)
+    ]
+    more = f" and {len(moved) - _SPANS_NAMED} more tiles" if len(moved) > _SPANS_NAMED else ""
+    return f"tiles are read from elsewhere: {', '.join(words)}{more}"
+
+
+def _sum_moved(problem: Problem, x: Sampled, names: str, size: int, unit: float) -> Doubles:
+    """Sum over tiles what each adds to errors if it is read from each: (tiles + 1, tiles, ...).
+
+    What is in the sum beside the keys is the last.
+    """
+    head = take_rows(problem, x.rows)
+    m = head.keys
+    every = score_all(head._replace(mask=None))
+    top = attend(head).lse[:, None]
+    bias: Any = np.zeros((len(every), m)) if head.bias is None else head.bias
+    bare, scale = every[:, :m] - bias, unit * row_sizes(x.got)
+    count = m // size
+    found = np.zeros((count + 1, count, x.got.size))
+    sink = np.sum(np.exp(every[:, m:] - top), -1, keepdims=True)
+    found[-1] = (-sink * x.got / scale).ravel()
+    for t, u in np.ndindex(count, count):
+        own, other = (slice(y * size, y * size + size) for y in (t, u))
+        w = np.exp(bare[:, other if "k" in names else own] + bias[:, own] - top)
+        w = w if head.mask is None else np.where(head.mask[:, own], w, 0.0)
+        v = head.v[other if "v" in names else own]
+        found[t, u] = ((w @ v - np.sum(w, -1, keepdims=True) * x.got) / scale).ravel()
+    return found
+
+
+def _choose(columns: Doubles, rest: Doubles) -> Chosen | None:
+    """Choose columns, (columns, numbers), that add up to the rest: some, but not all."""
+    if not (np.all(np.isfinite(columns)) and np.all(np.isfinite(rest))):
+        return None
+    known = np.flatnonzero(np.sqrt(np.sum(np.square(columns), -1)) > _SEEN_BY_FIT)
+    if not len(known) or len(known) > len(rest):
+        return None
+    share = np.linalg.lstsq(columns[known].T, rest, rcond=1e-9)[0]
+    is_chosen = share > 0.5
+    off = np.abs(share - is_chosen)
+    if not is_chosen.any() or is_chosen.all():
+        return None
+    if np.median(off) > _USUAL_OFF or np.max(off) > _MOST_OFF:
+        return None
+    left = rest - is_chosen @ columns[known]
+    return known[is_chosen] if left @ left < _MOST_LEFT * (rest @ rest) else None
+
+
+def list_scoped(
+    problem: Problem, alternatives: Iterable[Alternative], wrong: Sequence[Sampled], unit: float
+) -> Iterator[Alternative]:
+    """List kernels that are another for some tiles of keys alone: those of the nearest fit."""
+    m = problem.shape[1]
+    right = partial(_score, Alternative("", problem))
+    texts: list[tuple[str, ScoreText, int]] = [
+        (x.text, partial(_score, x), next((y for y in TILE_SIZES if m <= y * _SCOPED_TILES), m))
+        for x in alternatives
+        if x.compute is attend and x.answer is None and x.move is None
+    ]
+    for called, edges in list_parts(problem):
+        text = f"weights of {called} are not rescaled from their own maximum to that of all"
+        own = partial(_keep_own_maximum, problem, edges)
+        texts.append((text, own, edges[1] - edges[0]))
+    given = [right(x.rows) for x in wrong]
+    for text, other, size in texts:
+        if size >= m:
+            continue
+        columns, rest = [], []
+        for x, (s, v) in zip(wrong, given, strict=True):
+            t, u = other(x.rows)
+            if s.shape != t.shape or v.shape != u.shape or np.any(np.isnan(t)):
+                break
+            lse = np.logaddexp.reduce(s, -1)[:, None]
+            mine, theirs = (_sum_by(y - lse, z, x.got, size, m) for y, z in ((s, v), (t, u)))
+            scale = unit * row_sizes(x.got)
+            columns.append(((theirs - mine) / scale).reshape(len(mine), -1)[:-1])
+            rest.append(-(np.sum(mine, 0) / scale).ravel())
+        else:
+            chosen = _choose(np.concatenate(columns, -1), np.concatenate(rest))
+            if chosen is not None:
+                keys = np.isin(np.arange(m) // size, chosen)
+                words = f"{text}, but only for {_describe_keys(keys)}"
+                yield Alternative(words, problem, answer=partial(_mix, right, other, keys))
+
+
+def _score(one: Alternative, rows: Rows) -> Scored:
+    head = one.head(rows)
+    return score_all(head), head.v
+
+
+def _keep_own_maximum(problem: Problem, edges: Sequence[int], rows: Rows) -> Scored:
+    """Score keys relative to the largest of their part, and that of all."""
+    head = take_rows(problem, rows)
+    s = score_all(head)
+    tops = np.maximum.reduceat(s[:, : head.keys], edges, -1)
+    lengths = np.diff([*edges, head.keys])
+    own = np.repeat(finite(np.max(s, -1, keepdims=True) - tops), lengths, -1)
+    return s + np.pad(own, ((0, 0), (0, s.shape[-1] - head.keys))), head.v
+
+
+def _sum_by(s: Doubles, v: Doubles, got: Doubles, size: int, keys: int) -> Doubles:
+    """Sum over tiles of keys what each adds to an error; the last is what is beside the keys."""
+    w = np.exp(s)
+    starts = [*range(0, keys, size), keys]
+    return np.stack(
+        [
+            w[:, a:b] @ v[a:b] - np.sum(w[:, a:b], -1, keepdims=True) * got
+            for a, b in zip(starts, [*starts[1:], len(v)], strict=True)
+        ]
+    )
+
+
+def _mix(right: ScoreText, other: ScoreText, keys: npt.NDArray[np.bool_], rows: Rows) -> Result:
+    """Attend by one text for some keys, and by the right one for the others."""
+    (s, v), (t, u) = right(rows), other(rows)
+    here = np.pad(keys, (0, len(v) - len(keys)))
+    return attend_by(np.where(here, t, s), np.where(here[:, None], u, v))
+
+
+def _describe_keys(keys: npt.NDArray[np.bool_]) -> str:
+    edges = np.flatnonzero(np.diff(np.pad(keys.astype(int), 1)))
+    spans = [f"{a} to {b - 1}" for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    more = f" and {len(spans) - _SPANS_NAMED} more spans" if len(spans) > _SPANS_NAMED else ""
+    return f"keys {', '.join(spans[:_SPANS_NAMED])}{more}"

@@ -1,0 +1,226 @@
+"""Places and maps that are inferred: each mistake is named, and numbers of nowhere are not."""
+
+import re
+
+import numpy as np
+import pytest
+
+from refattn.judge.rounding.formats import FORMATS
+from refattn.judge.verification import verify  # first: it imports the causes
+
+from refattn.judge.mistakes.causes import trials  # isort: skip
+from tests.judge.mistakes.causes.kernels import (
+    BF16,
+    ahead,
+    backward,
+    draw,
+    f32,
+    fused,
+    hide,
+    scores,
+)
+
+N = 96
+Q, K, V, G = draw(51, heads=4, n=N)
+S, J, FAR = scores(Q, K), np.arange(N), ahead(N, N)
+ROW = J[:, None]
+CAUSAL, HEAD = FAR <= 0, np.arange(4)[:, None, None]
+BIAS = BF16(np.random.default_rng(52).standard_normal((4, N, N)))
+SLOPES = 2.0 ** -(2 * np.arange(1, 5))[:, None]
+MASK = J < 80
+
+
+def given(s, v=V, factor=1, **options):
+    out, lse = fused(s, v)
+    more = options.pop("more_lse", None)
+    arrays = {"q": Q, "k": K, "v": V, "out": BF16(factor * out), "dtype": "bfloat16"}
+    return arrays | ({} if more is None else {"lse": lse + more}) | options
+
+
+def seen(shown):
+    return given(hide(S, shown), causal=True)
+
+
+def merged(lost):
+    """Weights of four parts are relative to the maximum of each, in some of them."""
+    parts = S.reshape(4, N, 4, 24)
+    own = np.max(parts, -1, keepdims=True)
+    kept = np.where(lost, np.max(own, -2, keepdims=True) - own, 0)
+    return given((parts + kept).reshape(S.shape))
+
+
+def halves(of_values, of_weights):
+    w = np.exp(S)
+    out = (w * of_values) @ V / np.sum(w * of_weights, -1, keepdims=True)
+    return given(S, mask=MASK) | {"out": BF16(out)}
+
+
+def quantised(levels, axes):
+    x = given(S)
+    step = np.max(np.abs(x["out"]), axes, keepdims=True) / levels
+    return x | {"out": BF16(np.rint(x["out"] / step) * step)}
+
+
+def divided():
+    """The output is divided by the running sum after each tile, not at the end."""
+    top, total, out = -np.inf, 0, 0
+    for j in range(0, N, 32):
+        new = np.maximum(top, np.max(S[..., j : j + 32], -1, keepdims=True))
+        w, shrink = np.exp(S[..., j : j + 32] - new), np.exp(top - new)
+        total = total * shrink + np.sum(w, -1, keepdims=True)
+        out, top = (out * shrink + BF16(w) @ V[:, j : j + 32]) / total, new
+    return given(S) | {"out": BF16(out)}
+
+
+def spoiled():
+    out = given(hide(S, MASK), mask=MASK)["out"].copy()
+    v = V.copy()
+    v[:, 80:, 5:9] = out[..., 5:9] = np.nan
+    return given(S, mask=MASK) | {"v": v, "out": out}
+
+
+def late():
+    """One head of a retention is not causal."""
+    decay = np.array([0.9, 0.95, 0.98, 0.99])
+    w = decay[:, None, None] ** np.abs(FAR) * ((HEAD == 2) | CAUSAL)
+    out = BF16(0.25 * (Q @ np.swapaxes(K, 1, 2)) * w @ V)
+    arrays = {"q": Q, "k": K, "v": V, "out": out, "dtype": "bfloat16"}
+    return arrays | {"decay": decay, "estimator": "retention"}
+
+
+CASES = {
+    "rows of a group": (lambda: seen(J <= ROW // 3), "query i sees keys up to i // 3"),
+    "bit of a row": (lambda: seen(J <= (ROW ^ 16)), "query i sees keys up to i xor 16"),
+    "next chunk": (lambda: seen(J <= ROW // 32 * 32 + 63),
+        "query i sees keys up to 32 (i // 32) + 63"),
+    "rectangle": (lambda: seen(CAUSAL | ((HEAD == 1) & (ROW // 16 == 2) & (J >= 70) & (J < 82))),
+        "keys 70 to 81 are not masked, but only in head 1, queries 32 to 47"),
+    "one row": (lambda: seen(CAUSAL & ~((HEAD == 3) & (ROW == 80) & (J >= 20) & (J < 33))),
+        "keys 20 to 32 are left out, but only in head 3, query 80"),
+    "tile before": (lambda: given(scores(Q, K[:, J - 16 * (J // 16 % 2)])),
+        "key j has the key of key j - 16 (j // 16 % 2)"),
+    "ring": (lambda: given(scores(Q, K[:, np.where(J < 48, J, J - 32 * (J // 16 == 4))])),
+        "tiles are read from elsewhere: keys 64 to 79 are those of 32 to 47"),
+    "bias of eight": (lambda: given(S + BIAS[:, :, J // 8 * 8], bias=BIAS),
+        "key j has the bias of key 8 (j // 8)"),
+    "bias of rows": (lambda: given(S + BIAS[:, (J // 4 * 4)], bias=BIAS),
+        "query i has the bias of query 4 (i // 4)"),
+    "two options": (lambda: given(4 * S) | {"q": 4 * Q, "causal": True, "softcap": 5.0},
+        "there is no soft cap and attention is not causal"),
+    "slopes": (lambda: given(hide(S, CAUSAL), more_lse=SLOPES * J, causal=True),
+        "lse is larger by the slope of the head (2^(-8 h / heads), h from 1) times the position i"),
+    "one number a head": (
+        lambda: given(S, more_lse=np.array([0, 0.5, 0, -0.2])[:, None]),
+        "lse is larger by a number of each head, 0.5 in head 1, -0.2 in head 3"),
+    "rescale": (lambda: merged((np.arange(4) == 1)[:, None]),
+        "weights of 4 parts of the keys are not rescaled from their own maximum to that of all, "
+        "but only for keys 24 to 47"),
+    "divided": (divided, "the output is divided by the running sum after each tile of 32 keys"),
+    "values alone": (lambda: halves(1, MASK),
+        "the mask is ignored in the sum of the values, not of the weights"),
+    "weights alone": (lambda: halves(MASK, 1),
+        "the mask is ignored in the sum of the weights, not of the values"),
+    "steps": (lambda: quantised(127, (1, 2)),
+        "each number of the output is a whole number of steps (254 of them)"),
+    "steps of rows": (lambda: quantised(7, 2),
+        "each number of the output is a whole number of steps (14 of them)"),
+    "hidden NaN": (spoiled, "values of hidden keys 80 to 95 are NaN or infinite"),
+    "later keys": (late, "attention is not causal: keys j > i count decay^(j - i) times, but only"),
+}  # fmt: skip
+FAST = ("bit of a row",)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[] if x in FAST else [pytest.mark.long]) for x in CASES]
+)
+def test_a_mistake_is_named_by_its_place(name):
+    make, words = CASES[name]
+    found = verify(**make())
+    assert found.verdict == "FAIL"
+    named = (found.parts["out"] if found.parts else found).suspects or found.suspects
+    assert named[0].text.startswith(f"agrees if {words}")
+
+
+ORDER = np.random.default_rng(53).permutation(N)
+NOWHERE = {
+    "power": lambda: np.maximum(1 + S, 0.1) ** 2,
+    "over queries": lambda: (
+        np.exp(S - np.max(S, -2, keepdims=True)) / np.sum(np.exp(S), -2)[:, None]
+    ),
+    "mixed heads": lambda: np.exp(S) + 0.4 * np.exp(np.roll(S, 1, 0)),
+    "other keys": lambda: np.exp(scores(Q, K[..., ::-1])),
+    "permuted": lambda: np.exp(S[..., ORDER]),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NOWHERE)
+def test_no_place_is_named_that_is_not_there(name):
+    w = NOWHERE[name]()
+    found = verify(**given(S) | {"out": BF16(w @ V / np.sum(w, -1, keepdims=True))})
+    assert found.verdict == "FAIL"
+    assert not [x.text for x in found.suspects if x.text.startswith("agrees if")]
+
+
+@pytest.mark.long
+def test_parts_of_a_backward_pass_have_their_own_sums():
+    """dq and dk by weights of each part of the keys, D of all; dv is right."""
+    arrays = backward(Q, K, V, G)
+    parts = np.logaddexp.reduceat(S, [0, 48], -1)
+    p = np.exp(S - np.repeat(parts, 48, -1))
+    delta = np.sum(G * arrays["out"], -1, keepdims=True)
+    ds = BF16(0.25 * p * (G @ np.swapaxes(V, 1, 2) - delta))
+    arrays |= {"dq": BF16(ds @ K), "dk": BF16(np.swapaxes(ds, 1, 2) @ Q)}
+    found = verify(**arrays).parts
+    words = "agrees if in the backward pass weights are normalised in each of 2 parts of the keys"
+    assert all(found[x].suspects[0].text.startswith(words) for x in ("dq", "dk"))
+
+
+@pytest.mark.long
+def test_the_scale_of_a_backward_pass_is_one_for_all_parts():
+    arrays = backward(Q, K, V, G)
+    p = np.exp(0.8 * S - np.logaddexp.reduce(S, -1)[..., None])
+    delta = np.sum(G * arrays["out"], -1, keepdims=True)
+    ds = BF16(0.2 * p * (G @ np.swapaxes(V, 1, 2) - delta))
+    arrays |= {"dq": BF16(ds @ K), "dk": BF16(np.swapaxes(ds, 1, 2) @ Q)}
+    found = verify(**arrays | {"dv": BF16(np.swapaxes(BF16(p), 1, 2) @ G)}).parts
+    for of in ("dq", "dk", "dv"):
+        words = re.match(
+            r"agrees if in the backward pass the scale is (\S+) ± ", found[of].suspects[0].text
+        )
+        assert abs(float(words[1]) - 0.8) < 1e-3
+
+
+@pytest.mark.long
+def test_an_error_of_a_cause_ends_no_verdict(monkeypatch):
+    """And the causes after it are tried."""
+
+    def fail(problem):
+        raise ValueError("no cause")
+        yield
+
+    monkeypatch.setattr(trials, "_PLAIN_LISTS", (fail, *trials._PLAIN_LISTS))
+    found = verify(**given(hide(S, CAUSAL)))
+    assert found.suspects[0].text == "agrees if attention is causal"
+
+
+@pytest.mark.long
+def test_a_float64_output_of_a_float32_softmax():
+    p = np.exp(S.astype(f32) - np.max(S, -1, keepdims=True).astype(f32))
+    out = (p / np.sum(p, -1, keepdims=True)).astype(float) @ (V + 1e-12)
+    found = verify(q=Q + 1e-12, k=K, v=V + 1e-12, out=out)
+    assert [x.text for x in found.suspects] == [
+        "agrees if the softmax, or all of it, is computed in float32"
+    ]
+
+
+@pytest.mark.long
+def test_formats_of_a_cause_that_agree_are_all_named():
+    q, k, v, _ = (x + 0.001 for x in draw(54))
+    q, k, v = (x.astype(f32) for x in (q, FORMATS["float16"].round(k), v))
+    s = scores(FORMATS["float16"].round(q), k.astype(float))
+    p = np.exp(s)
+    out = (p / np.sum(p, -1, keepdims=True) @ v.astype(float)).astype(f32)
+    found = verify(q=q, k=k, v=v, out=out)
+    assert found.suspects[0].text.startswith("agrees if queries are rounded to ")
+    assert "float16" in found.suspects[0].text
