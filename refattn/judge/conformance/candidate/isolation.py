@@ -60,8 +60,9 @@ class Elsewhere:
 
     def __init__(self, find: Callable[[], Any], timeout: float | None = None) -> None:
         self.worker = _Worker(find)
+        most = None if timeout is None else timeout + _TO_START
         try:
-            problem, self.__qualname__, parameters = self.worker.ask(None, None if timeout is None else timeout + _TO_START)
+            problem, self.__qualname__, parameters = self.worker.ask(None, most)
         except Crash as crash:
             problem = crash.got
         if problem:
