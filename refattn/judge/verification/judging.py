@@ -55,7 +55,7 @@ from ...arrays.threads import one_blas_thread
 from ...arrays.words import name_row
 from ..mistakes.causes.places import list_remarks, suspect_narrower
 from ..mistakes.causes.reasons import explain, explain_gradients
-from ..mistakes.causes.states import find_coarse_state
+from ..mistakes.causes.states import find_coarse_state, keep_common
 from ..rounding.hardware import IEEE
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
@@ -420,8 +420,7 @@ def judge_all(parts: Mapping[str, Part], *of: Any, **named: Any) -> Verdict:
     whole = _Asked(*of, **named)
     # Bonferroni: a correct kernel may fail in any part.
     forward_asked = whole._replace(alpha=whole.alpha / len(parts))
-    dtype, profile = whole.dtype, whole.profile
-    verdicts: dict[str, Verdict] = {}
+    profile, verdicts = whole.profile, dict[str, Verdict]()
     for name, part in parts.items():
         if name == "out" or part.problem.kind == "recurrent":
             verdicts[name] = judge(*part, *forward_asked)
@@ -430,7 +429,7 @@ def judge_all(parts: Mapping[str, Part], *of: Any, **named: Any) -> Verdict:
     gradients = {x: y for x, y in parts.items() if x not in verdicts}
     if gradients:
         wide = any(not is_narrow(x.numbers.out_dtype) for x in gradients.values())
-        names: ProfileChoice = backward_profiles(dtype, wide) if profile is None else profile
+        names: ProfileChoice = backward_profiles(whole.dtype, wide) if profile is None else profile
         if any(x.problem.shares_keys for x in gradients.values()):
             names = add_by_head(names)
         asked = forward_asked._replace(profile=names)
@@ -443,7 +442,8 @@ def judge_all(parts: Mapping[str, Part], *of: Any, **named: Any) -> Verdict:
             verdicts |= explain_gradients(gradients, backward, profile, verdicts.get("out"))
         else:
             verdicts |= {x: _leave(y) for x, y in backward.items()}
-    verdicts = {name: x._replace(of=name) for name, x in verdicts.items()}
+    left = keep_common({x: y.suspects for x, y in verdicts.items()})
+    verdicts = {x: y._replace(of=x, suspects=left[x]) for x, y in verdicts.items()}
     first = min(verdicts.values(), key=lambda x: ("FAIL", "UNDERPOWERED", "PASS").index(x.verdict))
     seconds = sum(x.seconds for x in verdicts.values())
     return first._replace(alpha=whole.alpha, seconds=seconds, parts=verdicts)

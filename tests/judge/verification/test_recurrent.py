@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from refattn import naive, verify, vjp
+from refattn.judge.mistakes.causes.states import keep_common
+from refattn.judge.mistakes.causes.suspects import as_suspect
 from refattn.judge.rounding.formats import FORMATS
 from refattn.recurrences import rwkv7, state_space_duality
 from tests.cli.running import run
@@ -525,3 +527,14 @@ def test_what_is_refused():
     ):
         with pytest.raises(ValueError, match=words):
             verify(**{**arrays, **change})
+
+
+def test_a_narrow_state_is_no_cause_of_one_part_alone():
+    def said(*forms):
+        return [as_suspect(f"agrees if the state is kept in {x} between tokens") for x in forms]
+
+    other = as_suspect("agrees if there is no decay")
+    both = {"out": [*said("bfloat16"), other], "state": said("bfloat16"), "dv": [other]}
+    assert keep_common(both) == both
+    assert keep_common(both | {"state": said("float16")}) == both | {"out": [other], "state": []}
+    assert keep_common({"out": said("bfloat16")}) == {"out": said("bfloat16")}

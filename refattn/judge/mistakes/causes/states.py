@@ -30,6 +30,7 @@ _SQUARE = 4.0  # largest mean square of z if a cause holds
 _SMALL = 0.01  # of a factor, or its distance from 1: below it, that counts as 0
 _ON_GRID = 2.0**-20  # relative distance of an exact number from a narrow one that it is taken for
 
+_KEPT = "the state is kept in"
 _EARLY = {"late": False}  # removes from the state before its decay
 
 Change = Callable[[TokenArrays], dict[str, Any]]
@@ -407,7 +408,7 @@ def explain_states(problem: Problem, numbers: Numbers, roundings: Roundings) -> 
             lefts = [_mean_square(right, {x: out}, narrow) for x, out in got.items()]
             where = f"chunks of about {size} tokens" if size > 1 else "tokens"
             left = max(lefts, key=_far_from_1)
-            rounded.append((left, f"the state is kept in {form} between {where}"))
+            rounded.append((left, f"{_KEPT} {form} between {where}"))
     best = min(rounded, key=lambda x: _far_from_1(x[0]))
     holding += [best] if 1 / _SQUARE < best[0] < min(_SQUARE, square / 2) else []
     least = min(holding, default=(0.0, ""))[0]
@@ -422,6 +423,17 @@ def explain_states(problem: Problem, numbers: Numbers, roundings: Roundings) -> 
     yield from factors
     if near and not factors:
         yield as_suspect(f"agrees in part if {text}", share, "convention in part")
+
+
+def keep_common(suspects: Mapping[str, Sequence[Suspect]]) -> dict[str, list[Suspect]]:
+    """Leave out that a state is narrow where the output and the state do not both show it."""
+
+    def kept(x: Suspect) -> str:
+        return x.text.partition(_KEPT)[2].partition(" between ")[0]
+
+    every = [{kept(x) for x in suspects[part]} for part in ("out", "state") if part in suspects]
+    common = {""}.union(set.intersection(*every) if every else ())
+    return {name: [x for x in y if kept(x) in common] for name, y in suspects.items()}
 
 
 def _far_from_1(square: float) -> float:
