@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import copy_context
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import array_api_compat
@@ -91,6 +91,31 @@ def _device_of(args: tuple[Any, ...]) -> Any:
         if found is not _AS_IT_IS:
             return found
     return _AS_IT_IS
+
+
+def fused(step: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Decorate a step of an evaluation to be one kernel of CuPy; elsewhere it runs as it is.
+
+    A step is a pure function of arrays and numbers by position, and at last of their namespace. It
+    has elementwise functions only and asks for no value and no shape: then results have the shape
+    that its arguments broadcast to. Or it ends with one reduction of that along the last axis. It
+    calls no other step. What a tape traces is recorded function by function.
+    """
+
+    @cache
+    def kernel(xp: Any) -> Any:
+        return sys.modules["cupy"].fuse(kernel_name=f"refattn_{step.__name__}")(
+            lambda *arguments: step(*arguments, xp)
+        )
+
+    @wraps(step)
+    def run(*arguments: Any) -> _Result:
+        if arguments[-1] is sys.modules.get("array_api_compat.cupy"):
+            result: _Result = kernel(arguments[-1])(*arguments[:-1])
+            return result
+        return step(*arguments)
+
+    return run
 
 
 def array_namespace(*arrays: Array | None) -> Any:

@@ -22,6 +22,7 @@ from ..arrays.arithmetic import (
     Workspace,
     add,
     exp_less,
+    finite,
     less,
     multiply,
     sum_of_visible,
@@ -31,7 +32,7 @@ from ..arrays.arithmetic import (
 from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, most_threads, part, sum_to, tiles
 from ..arrays.library import Array, array_namespace, device, own_copy
 from ..arrays.threads import Sequencer, for_each
-from .attend import Attended, attend_in_blocks, finite
+from .attend import Attended, attend_in_blocks
 from .chunks import attend_in_bands
 from .scores import Scores, cap_scores, slope_of_cap
 
@@ -105,7 +106,7 @@ def pull_attend(
         if visible is not None:
             scores = xp.where(visible, scores, -math.inf)
         # Normalised at once, by what the forward pass returned: no maximum, no second pass.
-        weights = exp_less(scores, finite(lse, xp), xp)
+        weights = exp_less(scores, lse, xp)
         d_weights = multiply(g, xp.matrix_transpose(v_j), memory, "d_scores")
         kept = weights
         if dropout is not None:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..arrays.arithmetic import exp_less, multiply, sum_of_products, times
-from ..arrays.library import Array, device, traced_once
-from .attend import finite, log_sum_exp
+from ..arrays.arithmetic import exp_less, finite, multiply, sum_of_products, times
+from ..arrays.library import Array, device, fused, traced_once
+from .attend import log_sum_exp
 
 _QUARTERS = 4  # parts of a leaf for `log_kernel`: half as many rounds as with halves
 
@@ -31,14 +31,18 @@ def log_kernel(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
             return _log_pairs(x, y, known, xp)
         # Pairs of different quarters by products; those of one quarter are those of a leaf again.
         x, known = (z if z is None else _in_parts(z, _QUARTERS, xp) for z in (x, known))
-        far, y = _log_far(x, y, known, xp)
+        far, y = _log_far(x, y, known, earlier, xp)
         own = of_leaves(*(z if z is None else _as_leaves(z, xp) for z in (x, y, known)))
         return _joined(own, far, xp)
 
+    place = xp.arange(_QUARTERS, device=device(y))
+    earlier = (place < place[:, None])[..., None]
     return of_leaves(x, xp.matrix_transpose(y), known)
 
 
-def _log_far(x: Array, y: Array, known: Array | None, xp: Any) -> tuple[Array, Array]:
+def _log_far(
+    x: Array, y: Array, known: Array | None, earlier: Array, xp: Any
+) -> tuple[Array, Array]:
     """Do so for keys of earlier parts, (..., T, 4, h, 4, h); return the keys in parts.
 
     Queries are (..., T, 4, h, S), keys (..., T, S, c), and then (..., T, 4, S, h). A part has a
@@ -46,19 +50,32 @@ def _log_far(x: Array, y: Array, known: Array | None, xp: Any) -> tuple[Array, A
     """
     *lead, c = y.shape
     parts = xp.moveaxis(xp.reshape(y, (*lead, _QUARTERS, c // _QUARTERS)), -2, -3)
-    place = xp.arange(_QUARTERS, device=device(y))
-    earlier = (place < place[:, None])[..., None]
-    base = xp.max(xp.where(earlier, xp.max(parts, axis=-1)[..., None, :, :], -math.inf), axis=-2)
+    base = _largest_before(xp.max(parts, axis=-1)[..., None, :, :], earlier, xp)
     late = x + base[..., None, :]
-    # At most e^0: what a later key makes of it is hidden below, but must not overflow to inf.
-    early = exp_less(y[..., None, :, :], finite(base, xp)[..., None], xp, most=0.0)
+    early = _exp_of_earlier(y[..., None, :, :], base[..., None], xp)
     if known is not None:  # where a sample has a nan, it is in `late` of those that know the sample
         late, early = _from_known(late, known, xp), xp.where(xp.isnan(early), 0.0, early)
     base = xp.max(late, axis=-1, keepdims=True)
-    far = sum_of_products(exp_less(late, finite(base, xp), xp), early)
-    some = xp.maximum(far, xp.finfo(far.dtype).smallest_normal)  # nothing beside the base
-    far = base + xp.log(some)
+    far = _add_log(base, sum_of_products(exp_less(late, base, xp), early), xp)
     return xp.reshape(far, (*far.shape[:-1], _QUARTERS, c // _QUARTERS)), parts
+
+
+@fused
+def _largest_before(largest: Array, earlier: Array, xp: Any) -> Array:
+    """Find the largest of the parts before each, -inf before the first."""
+    return xp.max(xp.where(earlier, largest, -math.inf), axis=-2)
+
+
+@fused
+def _exp_of_earlier(y: Array, base: Array, xp: Any) -> Array:
+    """Evaluate e^(y - base), at most 1: that of later keys is hidden, but must not overflow."""
+    return xp.exp(xp.minimum(y - finite(base, xp), 0.0))
+
+
+@fused
+def _add_log(base: Array, mass: Array, xp: Any) -> Array:
+    # What is below the smallest number is nothing beside the base.
+    return base + xp.log(xp.maximum(mass, xp.finfo(mass.dtype).smallest_normal))
 
 
 def _log_pairs(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
@@ -74,9 +91,9 @@ def to_queries(x: Array, y: Array, products: Array, xp: Any) -> Array:
     The weights of a query sum to 1 at most.
     """
     if x.shape[-2] == 1:
-        return xp.exp(x + y) * products
+        return _exp_of_sum(x, y, xp) * products
     # e^late is the weight of a pair, so at most 1; e^early is at most 1 by its base.
-    late, early = map(xp.exp, _relative_to(x, y, xp))
+    late, early = _relative_to(x, y, xp)
     far, own = _cut_halves(products, xp)
     moved = _of_pairs(to_queries(_halved(x, xp), _halved(y, xp), own, xp), xp)
     # Only queries of the later half see the earlier one.
@@ -89,9 +106,9 @@ def to_keys(x: Array, y: Array, products: Array, xp: Any) -> tuple[Array, Array]
 
     def of_leaves(x: Array, y: Array, products: Array) -> tuple[Array, Array]:
         if x.shape[-2] == 1:
-            weights = xp.exp(x + y)
+            weights = _exp_of_sum(x, y, xp)
             return weights * products, xp.sum(weights, axis=-1, keepdims=True)
-        late, early = map(xp.exp, _relative_to(x, y, xp))
+        late, early = _relative_to(x, y, xp)
         far, own = _cut_halves(products, xp)
         moved, kernel = of_leaves(_halved(x, xp), _halved(y, xp), own)
         moved, more = _of_pairs(moved, xp), times(multiply(xp.matrix_transpose(far), late), early)
@@ -103,10 +120,15 @@ def to_keys(x: Array, y: Array, products: Array, xp: Any) -> tuple[Array, Array]
 
 
 def _relative_to(x: Array, y: Array, xp: Any) -> tuple[Array, Array]:
-    """Exponents of queries of the later half, and of keys of the earlier, from a common base."""
+    """Exponentials of queries of the later half, and of keys of the earlier, from a common base."""
     late, early = _in_parts(x, 2, xp)[..., 1, :, :], _in_parts(y, 2, xp)[..., 0, :, :]
     base = xp.max(early, axis=-2, keepdims=True)
-    return late + base, early - finite(base, xp)
+    return _exp_of_sum(late, base, xp), exp_less(early, base, xp)
+
+
+@fused
+def _exp_of_sum(x: Array, y: Array, xp: Any) -> Array:
+    return xp.exp(x + y)
 
 
 def _from_known(x: Array, known: Array | None, xp: Any) -> Array:

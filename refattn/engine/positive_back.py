@@ -8,11 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.arithmetic import add, exp, flush_small, multiply, square_norm, sum_of_products, times
+from ..arrays.arithmetic import (
+    add,
+    exp,
+    finite,
+    flush_small,
+    multiply,
+    square_norm,
+    sum_of_products,
+    times,
+)
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, some_heads
 from ..arrays.library import Array, is_numpy_array
 from . import halves
-from .attend import Attended, finite
+from .attend import Attended
 from .hops import Keys, Samples
 from .positive import attend_causally
 from .signed_back import Mapped, TakenByTokens, pull_linear

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..arrays.arithmetic import (
     Workspace,
+    finite,
     multiply,
     pairwise,
     rescale,
@@ -37,7 +38,7 @@ from ..arrays.library import Array, array_namespace, as_written, device, is_nump
 from ..arrays.threads import for_each
 from ..features import Features
 from ..numbers.primitives import primitive
-from .attend import Attended, Sums, base_of, combine, finite, split_ones
+from .attend import Attended, Sums, base_of, combine, split_ones
 from .causal import (
     Arithmetic,
     at,

@@ -20,7 +20,14 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ..arrays.arithmetic import multiply, sum_of_products, sum_of_visible, times, with_ones
+from ..arrays.arithmetic import (
+    finite,
+    multiply,
+    sum_of_products,
+    sum_of_visible,
+    times,
+    with_ones,
+)
 from ..arrays.blocks import (
     WHOLE,
     add_part,
@@ -44,7 +51,6 @@ from ..arrays.library import (
 from ..arrays.threads import Sequencer, for_each
 from ..features import Features
 from ..numbers.tape import Traced, given, pull_to_steps
-from .attend import finite
 from .attend_back import pull_normaliser, zeros_of
 from .causal import Seen, heads_at_once, leaf_shape, leaves, running, step_size, whole_leaves
 from .hops import Keys, joined

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ..arrays import checks, key_samples, qkv
-from ..arrays.arithmetic import square_norm, with_ones
+from ..arrays.arithmetic import finite, square_norm, with_ones
 from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, part, put, some_heads, tiles
 from ..arrays.heads import broadcast_lead, group_heads, group_with_lead
 from ..arrays.library import (
@@ -23,7 +23,7 @@ from ..arrays.library import (
     untraced,
     widest,
 )
-from ..engine.attend import Attended, attend, finite, merge
+from ..engine.attend import Attended, attend, merge
 from ..engine.scores import Scores
 from ..numbers.primitives import retraced
 from ..numbers.tape import Traced

@@ -11,7 +11,7 @@ import math
 from typing import Any, NamedTuple, get_args
 
 from ..arrays import checks, qkv
-from ..arrays.arithmetic import square_norm
+from ..arrays.arithmetic import finite, square_norm
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, some_heads, tiles
 from ..arrays.heads import group_heads, group_with_lead
 from ..arrays.library import (
@@ -28,7 +28,7 @@ from ..arrays.library import (
     widest,
 )
 from ..arrays.shown import held
-from ..engine.attend import attend, finite
+from ..engine.attend import attend
 from ..engine.hops import Keys
 from ..engine.scores import Scores
 from ..typing import KEY_LAWS, KeyLaw, Pivots
