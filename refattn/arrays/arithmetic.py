@@ -130,14 +130,21 @@ def exp_less(x: Array, base: Array, xp: Any, flush: bool = False) -> Array:
     What is small may be flushed, as `flush_small` does. Of no number, whose base is -inf, it is 0.
     """
     if is_cupy_array(x):
-        return _exp_less(x, base, xp)
+        return exp_from(x, base, xp)
     x = less(x, finite(base, xp))
     return exp(flush_small(x, xp) if flush else x, xp)
 
 
 @fused
-def _exp_less(x: Array, base: Array, xp: Any) -> Array:
+def exp_from(x: Array, base: Array, xp: Any) -> Array:
+    """Evaluate the same of numbers that stay."""
     return xp.exp(x - finite(base, xp))
+
+
+@fused
+def exp_of_sum(x: Array, y: Array, xp: Any) -> Array:
+    """Evaluate e^(x + y)."""
+    return xp.exp(x + y)
 
 
 @fused
@@ -154,8 +161,8 @@ def largest_visible(x: Array, visible: Array, xp: Any) -> Array:
 
 @fused
 def weighted_sum(a: Array, weight_a: Array, b: Array, weight_b: Array, xp: Any) -> Array:
-    """Add two arrays with weights."""
-    return a * weight_a + b * weight_b
+    """Add two arrays with weights, most of which are 1."""
+    return rescale(a, weight_a) + rescale(b, weight_b)
 
 
 def finite(base: Array, xp: Any) -> Array:
@@ -182,19 +189,16 @@ def flush_small(x: Array, xp: Any) -> Array:
 
 def square_norm(x: Array) -> Array:
     """|x|^2 along the last axis, or nan where it overflows: a bias of -inf would hide the key."""
-    few, xp = is_numpy_array(untraced(x)) and x.shape[-1] <= _FEW_TERMS, array_namespace(x)
-    return _nan_of_inf(np.vecdot(x, x) if few else sum_of_squares(x, xp), xp)
+    if is_numpy_array(untraced(x)) and x.shape[-1] <= _FEW_TERMS:
+        square = np.vecdot(x, x)
+        return square + 0.0 * square
+    return _square_norm(x, array_namespace(x))
 
 
 @fused
-def sum_of_squares(x: Array, xp: Any) -> Array:
-    """|x|^2 along the last axis."""
-    return xp.sum(x * x, axis=-1)
-
-
-@fused
-def _nan_of_inf(x: Array, xp: Any) -> Array:
-    return x + 0.0 * x
+def _square_norm(x: Array, xp: Any) -> Array:
+    square = xp.sum(x * x, axis=-1)
+    return square + 0.0 * square
 
 
 def pairwise(merge: Callable[[Any, Any], Any], parts: Iterable[Any], nothing: Any) -> Any:
@@ -369,7 +373,7 @@ def sum_of_visible(
     # Visible infinities and nan, which add 0, inf, -inf or nan to it, are counted in products of
     # matrices: a nan as both infinities, any with weight 0 as very many.
     many, d_v = 2.0 * v.shape[-2], v.shape[-1]
-    infinite = xp.concat([_reaches_infinity(v, xp), _reaches_infinity(-v, xp)], axis=-1)
+    infinite = xp.concat([_not_below_infinity(v, xp), _not_above_infinity(v, xp)], axis=-1)
     if signed:
         counts = _count_negative(weights, xp) @ infinite
         total = _add_infinite(total, counts[..., d_v:], counts[..., :d_v], many, xp)
@@ -383,8 +387,13 @@ def _finite_or_0(v: Array, xp: Any) -> Array:
 
 
 @fused
-def _reaches_infinity(v: Array, xp: Any) -> Array:
+def _not_below_infinity(v: Array, xp: Any) -> Array:
     return xp.astype(~(v < math.inf), v.dtype)
+
+
+@fused
+def _not_above_infinity(v: Array, xp: Any) -> Array:
+    return xp.astype(~(v > -math.inf), v.dtype)
 
 
 @fused

@@ -98,8 +98,8 @@ def fused(step: Callable[..., _Result]) -> Callable[..., _Result]:
 
     A step is a pure function of arrays and numbers by position, and at last of their namespace. It
     has elementwise functions only and asks for no value and no shape: then results have the shape
-    that its arguments broadcast to. Or it ends with one reduction of that along the last axis. It
-    calls no other step. What a tape traces is recorded function by function.
+    that its arguments broadcast to. Or it has one reduction, after which it uses only what that
+    returned. It calls no other step. What a tape traces is recorded function by function.
     """
 
     @cache

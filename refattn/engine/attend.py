@@ -184,14 +184,13 @@ def attend_in_blocks(
             kept = None if dropout is None else part(dropout, (*head, i, j))
             yield sum_values(*weights, v_j, visible, xp, memory, kept)
 
-    zero = xp.zeros((1, 1), dtype=q.dtype, device=device(q))
-    nothing = Sums(zero, zero, zero - math.inf)
+    zeros = partial(xp.zeros, (1, 1), dtype=q.dtype, device=device(q))
 
     def write(box: tuple[slice, ...], sums: Sums) -> None:
         nonlocal out, lse
         if sinks is not None:  # a key whose value is 0: mass e^0 at the base of its logit
             sink = part(sinks, (*box[:-1], WHOLE, WHOLE))
-            sums = combine(sums, Sums(zero, zero + 1.0, sink), xp)
+            sums = combine(sums, Sums(zeros(), zeros() + 1.0, sink), xp)
         if is_numpy_array(v) and sums.base is _zero(v.dtype):
             # Weights are bounded: their sum is not 0, and the mean is finite.
             np.divide(sums.total, sums.mass, out=out[box])
@@ -221,7 +220,8 @@ def attend_in_blocks(
 
         def attend_span(item: tuple[Any, ...]) -> None:
             box, tree, place, keys = item
-            whole = tree.add(place, pairwise(join, block_sums(box, keys, memory), nothing))
+            sums = pairwise(join, block_sums(box, keys, memory), None)
+            whole = tree.add(place, sums or Sums(zeros(), zeros(), zeros() - math.inf))
             if whole is not None:  # this span was the last of its box
                 write(box, whole)
 

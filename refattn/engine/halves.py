@@ -12,11 +12,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..arrays.arithmetic import exp_less, finite, multiply, sum_of_products, times
-from ..arrays.library import Array, device, fused, traced_once
+from ..arrays.arithmetic import (
+    exp_from,
+    exp_less,
+    exp_of_sum,
+    finite,
+    multiply,
+    sum_of_products,
+    times,
+)
+from ..arrays.library import Array, device, fused, is_cupy_array, traced_once
 from .attend import log_sum_exp
 
 _QUARTERS = 4  # parts of a leaf for `log_kernel`: half as many rounds as with halves
+_TOKENS_OF_TRIPLES = 16  # of a leaf that CuPy takes sample by sample, in one kernel
 
 
 def log_kernel(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
@@ -90,8 +99,8 @@ def to_queries(x: Array, y: Array, products: Array, xp: Any) -> Array:
 
     The weights of a query sum to 1 at most.
     """
-    if x.shape[-2] == 1:
-        return _exp_of_sum(x, y, xp) * products
+    if x.shape[-2] <= _tokens_of_triples(x):
+        return _sum_over_keys(*_as_triples(x, y, xp), products[..., None], xp)
     # e^late is the weight of a pair, so at most 1; e^early is at most 1 by its base.
     late, early = _relative_to(x, y, xp)
     far, own = _cut_halves(products, xp)
@@ -105,9 +114,10 @@ def to_keys(x: Array, y: Array, products: Array, xp: Any) -> tuple[Array, Array]
     """Sum the same over the queries; return also the kernels of pairs, as of `log_kernel`."""
 
     def of_leaves(x: Array, y: Array, products: Array) -> tuple[Array, Array]:
-        if x.shape[-2] == 1:
-            weights = _exp_of_sum(x, y, xp)
-            return weights * products, xp.sum(weights, axis=-1, keepdims=True)
+        if x.shape[-2] <= _tokens_of_triples(x):
+            triples = _as_triples(x, y, xp)
+            moved = _sum_over_queries(*triples, products[..., None], xp)
+            return moved, _sum_over_samples(*triples, xp)
         late, early = _relative_to(x, y, xp)
         far, own = _cut_halves(products, xp)
         moved, kernel = of_leaves(_halved(x, xp), _halved(y, xp), own)
@@ -119,16 +129,36 @@ def to_keys(x: Array, y: Array, products: Array, xp: Any) -> tuple[Array, Array]
     return of_leaves(x, y, products)
 
 
+def _tokens_of_triples(x: Array) -> int:
+    return _TOKENS_OF_TRIPLES if is_cupy_array(x) else 1
+
+
+def _as_triples(x: Array, y: Array, xp: Any) -> tuple[Array, Array, Array]:
+    """Give queries, keys and samples an axis each, (..., c, c, S); say which pairs are causal."""
+    place = xp.arange(x.shape[-2], device=device(x))
+    return x[..., :, None, :], y[..., None, :, :], (place[:, None] >= place)[..., None]
+
+
+@fused
+def _sum_over_keys(x: Array, y: Array, seen: Array, products: Array, xp: Any) -> Array:
+    return xp.sum(xp.exp(xp.where(seen, x + y, -math.inf)) * products, axis=-2)
+
+
+@fused
+def _sum_over_queries(x: Array, y: Array, seen: Array, products: Array, xp: Any) -> Array:
+    return xp.sum(xp.exp(xp.where(seen, x + y, -math.inf)) * products, axis=-3)
+
+
+@fused
+def _sum_over_samples(x: Array, y: Array, seen: Array, xp: Any) -> Array:
+    return xp.sum(xp.exp(xp.where(seen, x + y, -math.inf)), axis=-1)
+
+
 def _relative_to(x: Array, y: Array, xp: Any) -> tuple[Array, Array]:
     """Exponentials of queries of the later half, and of keys of the earlier, from a common base."""
     late, early = _in_parts(x, 2, xp)[..., 1, :, :], _in_parts(y, 2, xp)[..., 0, :, :]
     base = xp.max(early, axis=-2, keepdims=True)
-    return _exp_of_sum(late, base, xp), exp_less(early, base, xp)
-
-
-@fused
-def _exp_of_sum(x: Array, y: Array, xp: Any) -> Array:
-    return xp.exp(x + y)
+    return exp_of_sum(late, base, xp), exp_from(early, base, xp)
 
 
 def _from_known(x: Array, known: Array | None, xp: Any) -> Array:
@@ -174,6 +204,11 @@ def _joined(own: Array, far: Array, xp: Any) -> Array:
     count, h = far.shape[-5], far.shape[-1]
     parts = own.shape[-3] // count
     own = xp.reshape(own, (*own.shape[:-3], count, parts, h, 1, h))
-    same = xp.eye(parts, dtype=xp.bool, device=device(own))[:, None, :, None]
-    pairs = xp.where(same, own, far)
+    place = xp.arange(parts, device=device(own))[:, None]
+    pairs = _where_same(place[:, None, None], place, own, far, xp)
     return xp.reshape(pairs, (*pairs.shape[:-4], parts * h, parts * h))
+
+
+@fused
+def _where_same(a: Array, b: Array, same: Array, other: Array, xp: Any) -> Array:
+    return xp.where(a == b, same, other)

@@ -21,6 +21,7 @@ from ..arrays.arithmetic import (
     sum_of_products,
     sum_of_visible,
     times,
+    weighted_sum,
     with_ones,
     workspace,
 )
@@ -34,11 +35,19 @@ from ..arrays.blocks import (
     put_quotient,
     some_heads,
 )
-from ..arrays.library import Array, array_namespace, as_written, device, is_numpy_array, untraced
+from ..arrays.library import (
+    Array,
+    array_namespace,
+    as_written,
+    device,
+    fused,
+    is_numpy_array,
+    untraced,
+)
 from ..arrays.threads import for_each
 from ..features import Features
 from ..numbers.primitives import primitive
-from .attend import Attended, Sums, base_of, combine, split_ones
+from .attend import Attended, Sums, base_of, combine, common_base, split_ones
 from .causal import (
     Arithmetic,
     at,
@@ -162,7 +171,7 @@ class Signed(Arithmetic):
             values, v = xp.where(seen, values, 0.0), xp.where(seen, v, 0.0)
             log_scale = xp.where(seen, log_scale, -math.inf)
         base = xp.max(log_scale, axis=-2, keepdims=True)
-        values = rescale(values, xp.exp(log_scale - finite(base, xp)))
+        values = _at_base(values, log_scale, base, xp)
         return Totals(sum_of_products(xp.matrix_transpose(values), v), base)
 
     def join(self, a: Totals, b: Totals) -> Totals:
@@ -177,11 +186,10 @@ class Signed(Arithmetic):
             weights = times(weights, visible)
             base = base_of(np.any(visible, axis=-1, keepdims=True), weights)
         else:
-            weights = xp.where(visible, weights, 0.0)
             log_scale = xp.where(visible, xp.matrix_transpose(log_scale), -math.inf)
             # A base for each query, of what it sees: one for all would let later keys round it.
             base = xp.max(log_scale, axis=-1, keepdims=True)
-            weights = weights * xp.exp(log_scale - finite(base, xp))
+            weights = _weights_at_base(weights, visible, log_scale, base, xp)
         yield split_ones(sum_of_visible(weights, v, visible, xp, signed=True), base)
 
     def read(self, queries: _Scaled, state: Totals) -> Iterator[Sums]:
@@ -211,7 +219,24 @@ class Signed(Arithmetic):
 
     def normaliser(self, sums: Sums) -> Array:
         """Take the sum of weights, 1 where no key was seen."""
-        return self.xp.where(sums.base == -math.inf, 1.0, sums.mass)
+        return _normaliser(sums.mass, sums.base, self.xp)
+
+
+@fused
+def _at_base(values: Array, log_scale: Array, base: Array, xp: Any) -> Array:
+    return rescale(values, xp.exp(log_scale - finite(base, xp)))
+
+
+@fused
+def _weights_at_base(
+    weights: Array, visible: Array, log_scale: Array, base: Array, xp: Any
+) -> Array:
+    return xp.where(visible, weights, 0.0) * xp.exp(log_scale - finite(base, xp))
+
+
+@fused
+def _normaliser(mass: Array, base: Array, xp: Any) -> Array:
+    return xp.where(base == -math.inf, 1.0, mass)
 
 
 class _Scaled(NamedTuple):
@@ -240,9 +265,8 @@ def merge_totals(a: Totals, b: Totals) -> Totals:
     xp = array_namespace(*a, *b)
     if is_numpy_array(a.base) and not (a.base.any() or b.base.any()):  # all scales are 1
         return Totals(a.total + b.total, np.maximum(a.base, b.base))
-    base = xp.maximum(a.base, b.base)
-    scale_a, scale_b = (xp.exp(x.base - finite(base, xp)) for x in (a, b))
-    return Totals(rescale(a.total, scale_a) + rescale(b.total, scale_b), base)
+    base, scale_a, scale_b = common_base(a.base, b.base, xp)
+    return Totals(weighted_sum(a.total, scale_a, b.total, scale_b, xp), base)
 
 
 @as_written
