@@ -37,7 +37,12 @@ CALLS = {
 }
 
 SMALL = {
-    blocks: {"_OTHER_BLOCK": (256, 256), "_NUMPY_ROWS": 64, "_NUMPY_ROW_BYTES": 1024},
+    blocks: {
+        "_OTHER_BLOCK": (256, 256),
+        "_SHARES_OF_DEVICE": 2**40,
+        "_NUMPY_ROWS": 64,
+        "_NUMPY_ROW_BYTES": 1024,
+    },
     causal: {"_STEP_BYTES": 2**15, "_LEAF": 32, "_LEAVES": 4},
     attend: {"_SHARED_BITS": 2**18},
     arithmetic: {"_CACHE_BYTES": 2**15},

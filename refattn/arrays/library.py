@@ -143,6 +143,16 @@ def own_copy(x: Array, xp: Any) -> Array:
     return xp.asarray(x, copy=True, device=device(x))
 
 
+def device_memory(x: Array) -> int:
+    """Say how many bytes the device of an array of CuPy has."""
+    return _memory_of(x.device)
+
+
+@cache
+def _memory_of(device: Any) -> int:
+    return int(device.mem_info[1])
+
+
 def untraced(x: Any) -> Any:
     """Return what a tape traces, an array or a namespace; anything else is returned as it is."""
     return getattr(x, "untraced", x)

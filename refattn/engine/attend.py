@@ -33,7 +33,17 @@ from ..arrays.arithmetic import (
     with_ones,
     workspace,
 )
-from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, most_threads, part, put, tiles
+from ..arrays.blocks import (
+    WHOLE,
+    block_shape,
+    blocks,
+    buffers,
+    most_threads,
+    part,
+    put,
+    room,
+    tiles,
+)
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import (
     Array,
@@ -127,7 +137,7 @@ def attend_in_blocks(
     out, lse = buffers(q, v, lead, xp)
     if scale is not None and not is_numpy_array(q):  # in one call
         q, scale = q * scale, None
-    budget = math.prod(block or block_shape(q))
+    budget = math.prod(block) if block else room(q)
     rows, columns = block or block_shape(q, n, m)
     columns *= 2 if is_cupy_array(q) and not block else 1  # few calls, of which it holds three
     # A narrow window: one block is to hold all that its queries see.
@@ -449,7 +459,8 @@ def _shares(a: Array, b: Array, xp: Any) -> tuple[Array, Array, Array]:
     mass = mass_a + mass_b
     none = mass == 0  # no key was seen
     mass = xp.where(none, 1.0, mass)
-    return mass_a / mass, mass_b / mass, xp.where(none, -math.inf, base + xp.log(mass))
+    lse = xp.where(none, -math.inf, base + xp.log(mass))
+    return mass_a / mass, mass_b / mass, lse
 
 
 @fused

@@ -29,7 +29,17 @@ from ..arrays.arithmetic import (
     times,
     workspace,
 )
-from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, most_threads, part, sum_to, tiles
+from ..arrays.blocks import (
+    WHOLE,
+    add_part,
+    block_shape,
+    blocks,
+    most_threads,
+    part,
+    room,
+    sum_to,
+    tiles,
+)
 from ..arrays.library import Array, array_namespace, device, own_copy
 from ..arrays.threads import Sequencer, for_each
 from .attend import Attended, attend_in_blocks
@@ -82,7 +92,7 @@ def pull_attend(
     band = scores.band(n, m)
     lead = done.lse.shape[:-1]
     rows, columns = block_shape(q, n, m)
-    budget = rows * columns
+    budget = room(q, n, m)
     rows, columns = max(1, min(n, rows)), max(1, min(m, columns))
     total = _Cotangents(*(None if x is None else zeros_of(x) for x in (q, k, v, bias)))
 

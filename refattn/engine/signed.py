@@ -33,6 +33,7 @@ from ..arrays.blocks import (
     most_threads,
     put,
     put_quotient,
+    room,
     some_heads,
 )
 from ..arrays.library import (
@@ -132,7 +133,7 @@ class Signed(Arithmetic):
         if is_numpy_array(x):
             return max(16, step_size(x) // row)
         rows, columns = block_shape(x)
-        return max(16, min(rows * columns // row, rows, columns))
+        return max(16, min(room(x) // row, rows, columns))
 
     def queries(self, q: Array, i: slice) -> _Scaled:
         """Make features of queries."""

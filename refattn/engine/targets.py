@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays.arithmetic import multiply
-from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, some_heads, tiles
+from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, room, some_heads, tiles
 from ..arrays.library import (
     Array,
     Doubles,
@@ -71,7 +71,7 @@ def draw_from_targets(targets: Targets, xp: Any) -> Array:
     root, columns = root_scale(scale, q), block_shape(q)[1]
     below_one = 1 - float(xp.finfo(wide).eps)
     out = xp.empty((*u.shape, d), dtype=q.dtype, device=device(q))
-    for *head, i in tiles((*lead, n), max(1, math.prod(block_shape(q)) // (columns * num_samples))):
+    for *head, i in tiles((*lead, n), max(1, room(q) // (columns * num_samples))):
         stop = max(0, min(m, i.stop + m - n)) if causal else m  # keys that some of the rows see
         q_i = part(q, (*head, i, WHOLE))
         k_h = part(k, (*head, slice(0, stop), WHOLE))

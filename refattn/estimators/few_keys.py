@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..arrays import checks, key_samples, qkv
 from ..arrays.arithmetic import finite, square_norm, with_ones
-from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, part, put, some_heads, tiles
+from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, part, put, room, some_heads, tiles
 from ..arrays.heads import broadcast_lead, group_heads, group_with_lead
 from ..arrays.library import (
     Array,
@@ -386,7 +386,7 @@ class SampledKeyInputs(NamedTuple):
         """Yield which queries, and with an axis for each of them their samples, some at once."""
         q, k, v, mask, indices, log_p, scale, xp = self.sample
         size = max(1, indices.shape[-1] * (q.shape[-1] + v.shape[-1]))
-        most = max(at_least, math.prod(block_shape(q)) // size)
+        most = max(at_least, room(q) // size)
         for box in tiles((*self.lead, q.shape[-2]), most):
             rows = (*box, WHOLE)
             k_h, v_h = (some_heads(x, box[:-1])[..., None, :, :] for x in (k, v))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_args
 
 from ..arrays import checks, qkv
 from ..arrays.arithmetic import finite, square_norm
-from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, some_heads, tiles
+from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, room, some_heads, tiles
 from ..arrays.heads import group_heads, group_with_lead
 from ..arrays.library import (
     Array,
@@ -129,7 +129,7 @@ def _draw_pivots(
     """Choose a key for each number of u, (..., S), a few heads at a time."""
     (*lead, m, d), size, wide = k.shape, u.shape[-1], widest(k, xp)
     chosen = xp.empty(u.shape, dtype=xp.int32, device=device(k))
-    for head in tiles(tuple(lead), math.prod(block_shape(k)) // (m * (size + d))):
+    for head in tiles(tuple(lead), room(k) // (m * (size + d))):
         box = (*head, WHOLE)
         seen = None if mask is None else part(mask, (*box, WHOLE))
         x = xp.astype(centred(part(k, (*box, WHOLE)), seen, xp), wide)
@@ -310,7 +310,7 @@ def _draw_from_softmax(
     indices = xp.zeros((*lead, n, size), dtype=xp.int32, **options)
     log_p = xp.zeros((*lead, n, size), dtype=q.dtype, **options)
     below_one = 1 - xp.finfo(wide).eps
-    for *head, i in tiles((*lead, n), max(1, math.prod(block_shape(q)) // (m * size))):
+    for *head, i in tiles((*lead, n), max(1, room(q) // (m * size))):
         box = (*head, i, WHOLE)
         q_i, k_h = xp.astype(part(q, box), wide), xp.astype(some_heads(k, head), wide)
         seen = None if mask is None else part(mask, box)
