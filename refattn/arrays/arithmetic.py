@@ -154,9 +154,9 @@ def exp_of_visible(x: Array, visible: Array, base: Array, xp: Any) -> Array:
 
 
 @fused
-def largest_visible(x: Array, visible: Array, xp: Any) -> Array:
-    """Find the largest number along the last axis, -inf where all are hidden."""
-    return xp.max(xp.where(visible, x, -math.inf), axis=-1)
+def largest_visible(x: Array, visible: Array, more: float, xp: Any) -> Array:
+    """Find the largest number along the last axis plus one, -inf where all are hidden."""
+    return xp.max(xp.where(visible, x + more, -math.inf), axis=-1)
 
 
 @fused
@@ -373,7 +373,9 @@ def sum_of_visible(
     # Visible infinities and nan, which add 0, inf, -inf or nan to it, are counted in products of
     # matrices: a nan as both infinities, any with weight 0 as very many.
     many, d_v = 2.0 * v.shape[-2], v.shape[-1]
-    infinite = xp.concat([_not_below_infinity(v, xp), _not_above_infinity(v, xp)], axis=-1)
+    side = xp.arange(2, dtype=v.dtype, device=device(v))[:, None]
+    infinite = _reaches_infinity(v[..., None, :], side, xp)
+    infinite = xp.reshape(infinite, (*v.shape[:-1], 2 * d_v))
     if signed:
         counts = _count_negative(weights, xp) @ infinite
         total = _add_infinite(total, counts[..., d_v:], counts[..., :d_v], many, xp)
@@ -387,13 +389,9 @@ def _finite_or_0(v: Array, xp: Any) -> Array:
 
 
 @fused
-def _not_below_infinity(v: Array, xp: Any) -> Array:
-    return xp.astype(~(v < math.inf), v.dtype)
-
-
-@fused
-def _not_above_infinity(v: Array, xp: Any) -> Array:
-    return xp.astype(~(v > -math.inf), v.dtype)
+def _reaches_infinity(v: Array, side: Array, xp: Any) -> Array:
+    """1 for infinities, of side 1 the negative one, and for nan; else 0."""
+    return xp.astype(~((1 - 2 * side) * v < math.inf), v.dtype)
 
 
 @fused

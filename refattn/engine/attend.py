@@ -271,7 +271,7 @@ def _base_of(scores: Array, m: int, xp: Any, visible: Array | None = None) -> Ar
     """Weights of which m sum to at most 1/2 keep sums of the largest finite values finite."""
     if visible is None:
         return xp.max(scores, axis=-1, keepdims=True) + math.log(2 * m)
-    return largest_visible(scores, visible, xp)[..., None] + math.log(2 * m)
+    return largest_visible(scores, visible, math.log(2 * m), xp)[..., None]
 
 
 def sum_scores(scores: Array, v: Array, visible: Array | None, m: int, xp: Any) -> Sums:

@@ -19,7 +19,6 @@ from ..arrays.arithmetic import (
     finite,
     multiply,
     sum_of_products,
-    times,
 )
 from ..arrays.library import Array, device, fused, is_cupy_array, traced_once
 from .attend import log_sum_exp
@@ -42,7 +41,7 @@ def log_kernel(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
         x, known = (z if z is None else _in_parts(z, _QUARTERS, xp) for z in (x, known))
         far, y = _log_far(x, y, known, earlier, xp)
         own = of_leaves(*(z if z is None else _as_leaves(z, xp) for z in (x, y, known)))
-        return _joined(own, far, xp)
+        return _joined(own, far, place, xp)
 
     place = xp.arange(_QUARTERS, device=device(y))
     earlier = (place < place[:, None])[..., None]
@@ -106,8 +105,8 @@ def to_queries(x: Array, y: Array, products: Array, xp: Any) -> Array:
     far, own = _cut_halves(products, xp)
     moved = _of_pairs(to_queries(_halved(x, xp), _halved(y, xp), own, xp), xp)
     # Only queries of the later half see the earlier one.
-    more = times(multiply(far, early), late)
-    return xp.concat([moved[..., 0, :, :], moved[..., 1, :, :] + more], axis=-2)
+    more = _add_product(moved[..., 1, :, :], multiply(far, early), late, xp)
+    return xp.concat([moved[..., 0, :, :], more], axis=-2)
 
 
 def to_keys(x: Array, y: Array, products: Array, xp: Any) -> tuple[Array, Array]:
@@ -121,11 +120,13 @@ def to_keys(x: Array, y: Array, products: Array, xp: Any) -> tuple[Array, Array]
         late, early = _relative_to(x, y, xp)
         far, own = _cut_halves(products, xp)
         moved, kernel = of_leaves(_halved(x, xp), _halved(y, xp), own)
-        moved, more = _of_pairs(moved, xp), times(multiply(xp.matrix_transpose(far), late), early)
-        moved = xp.concat([moved[..., 0, :, :] + more, moved[..., 1, :, :]], axis=-2)
+        moved, more = _of_pairs(moved, xp), multiply(xp.matrix_transpose(far), late)
+        more = _add_product(moved[..., 0, :, :], more, early, xp)
+        moved = xp.concat([more, moved[..., 1, :, :]], axis=-2)
         far = multiply(late, xp.matrix_transpose(early))
-        return moved, _joined(kernel, far[..., None, :, None, :], xp)
+        return moved, _joined(kernel, far[..., None, :, None, :], place, xp)
 
+    place = xp.arange(2, device=device(x))
     return of_leaves(x, y, products)
 
 
@@ -152,6 +153,11 @@ def _sum_over_queries(x: Array, y: Array, seen: Array, products: Array, xp: Any)
 @fused
 def _sum_over_samples(x: Array, y: Array, seen: Array, xp: Any) -> Array:
     return xp.sum(xp.exp(xp.where(seen, x + y, -math.inf)), axis=-1)
+
+
+@fused
+def _add_product(x: Array, y: Array, z: Array, xp: Any) -> Array:
+    return x + y * z
 
 
 def _relative_to(x: Array, y: Array, xp: Any) -> tuple[Array, Array]:
@@ -196,7 +202,7 @@ def _cut_halves(pairs: Array, xp: Any) -> tuple[Array, Array]:
     return pairs[..., h:, :h], xp.reshape(own, (*lead, 2 * count, h, h))
 
 
-def _joined(own: Array, far: Array, xp: Any) -> Array:
+def _joined(own: Array, far: Array, place: Array, xp: Any) -> Array:
     """Join pairs inside parts, (..., parts T, h, h), with those between them, to (..., T, c, c).
 
     The latter are (..., T, parts, h, parts, h), or with 1 for `parts` the same for all.
@@ -204,8 +210,7 @@ def _joined(own: Array, far: Array, xp: Any) -> Array:
     count, h = far.shape[-5], far.shape[-1]
     parts = own.shape[-3] // count
     own = xp.reshape(own, (*own.shape[:-3], count, parts, h, 1, h))
-    place = xp.arange(parts, device=device(own))[:, None]
-    pairs = _where_same(place[:, None, None], place, own, far, xp)
+    pairs = _where_same(place[:, None, None, None], place[:, None], own, far, xp)
     return xp.reshape(pairs, (*pairs.shape[:-4], parts * h, parts * h))
 
 

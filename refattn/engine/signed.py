@@ -132,8 +132,8 @@ class Signed(Arithmetic):
         # Products of fewer than 16 rows would be slow, whatever the cache holds.
         if is_numpy_array(x):
             return max(16, step_size(x) // row)
-        rows, columns = block_shape(x)
-        return max(16, min(room(x) // row, rows, columns))
+        rows, _ = block_shape(x)
+        return max(16, min(room(x) // row, rows))
 
     def queries(self, q: Array, i: slice) -> _Scaled:
         """Make features of queries."""
