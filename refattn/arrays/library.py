@@ -102,20 +102,21 @@ def fused(step: Callable[..., _Result]) -> Callable[..., _Result]:
     returned. It calls no other step. What a tape traces is recorded function by function.
     """
 
-    @cache
-    def kernel(xp: Any) -> Any:
-        return sys.modules["cupy"].fuse(kernel_name=f"refattn_{step.__name__}")(
-            lambda *arguments: step(*arguments, xp)
-        )
-
     @wraps(step)
     def run(*arguments: Any) -> _Result:
         if arguments[-1] is sys.modules.get("array_api_compat.cupy"):
-            result: _Result = kernel(arguments[-1])(*arguments[:-1])
+            result: _Result = _kernel(step, arguments[-1])(*arguments[:-1])
             return result
         return step(*arguments)
 
     return run
+
+
+@cache
+def _kernel(step: Callable[..., Any], xp: Any) -> Any:
+    """Have CuPy make a kernel of a step."""
+    make = sys.modules["cupy"].fuse(kernel_name=f"refattn_{step.__name__}")
+    return make(lambda *arguments: step(*arguments, xp))
 
 
 def array_namespace(*arrays: Array | None) -> Any:
