@@ -160,7 +160,7 @@ def largest_visible(x: Array, visible: Array, more: float, xp: Any) -> Array:
 
 
 @fused
-def weighted_sum(a: Array, weight_a: Array, b: Array, weight_b: Array, xp: Any) -> Array:
+def add_weighted(a: Array, weight_a: Array, b: Array, weight_b: Array, xp: Any) -> Array:
     """Add two arrays with weights, most of which are 1."""
     return rescale(a, weight_a) + rescale(b, weight_b)
 
@@ -192,11 +192,11 @@ def square_norm(x: Array) -> Array:
     if is_numpy_array(untraced(x)) and x.shape[-1] <= _FEW_TERMS:
         square = np.vecdot(x, x)
         return square + 0.0 * square
-    return _square_norm(x, array_namespace(x))
+    return _square_norm_of_rows(x, array_namespace(x))
 
 
 @fused
-def _square_norm(x: Array, xp: Any) -> Array:
+def _square_norm_of_rows(x: Array, xp: Any) -> Array:
     square = xp.sum(x * x, axis=-1)
     return square + 0.0 * square
 
@@ -369,7 +369,7 @@ def sum_of_visible(
     """
     if visible is None or (is_numpy_array(v) and xp.isfinite(v).all()):
         return sum_of_products(weights, v, memory)
-    total = sum_of_products(weights, _finite_or_0(v, xp))
+    total = sum_of_products(weights, _known_or_0(v, xp))
     # Visible infinities and nan, which add 0, inf, -inf or nan to it, are counted in products of
     # matrices: a nan as both infinities, any with weight 0 as very many.
     many, d_v = 2.0 * v.shape[-2], v.shape[-1]
@@ -384,7 +384,7 @@ def sum_of_visible(
 
 
 @fused
-def _finite_or_0(v: Array, xp: Any) -> Array:
+def _known_or_0(v: Array, xp: Any) -> Array:
     return xp.where(xp.isfinite(v), v, 0.0)
 
 

@@ -105,7 +105,7 @@ def fused(step: Callable[..., _Result]) -> Callable[..., _Result]:
     @wraps(step)
     def run(*arguments: Any) -> _Result:
         if arguments[-1] is sys.modules.get("array_api_compat.cupy"):
-            result: _Result = _kernel(step, arguments[-1])(*arguments[:-1])
+            result: _Result = _kernel_of_step(step, arguments[-1])(*arguments[:-1])
             return result
         return step(*arguments)
 
@@ -113,7 +113,7 @@ def fused(step: Callable[..., _Result]) -> Callable[..., _Result]:
 
 
 @cache
-def _kernel(step: Callable[..., Any], xp: Any) -> Any:
+def _kernel_of_step(step: Callable[..., Any], xp: Any) -> Any:
     """Have CuPy make a kernel of a step."""
     make = sys.modules["cupy"].fuse(kernel_name=f"refattn_{step.__name__}")
     return make(lambda *arguments: step(*arguments, xp))

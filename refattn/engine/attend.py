@@ -15,6 +15,7 @@ from ..arrays.arithmetic import (
     Tree,
     Workspace,
     add,
+    add_weighted,
     clip,
     exp,
     exp_less,
@@ -29,7 +30,6 @@ from ..arrays.arithmetic import (
     sum_of_visible,
     sums_of_exponentials,
     times,
-    weighted_sum,
     with_ones,
     workspace,
 )
@@ -386,7 +386,7 @@ def combine(a: Sums, b: Sums, xp: Any) -> Sums:
     if a.base is b.base:  # both are `_zero`: nothing to rescale
         return Sums(add(a.total, b.total), a.mass + b.mass, a.base)
     base, scale_a, scale_b = common_base(a.base, b.base, xp)
-    mass = weighted_sum(a.mass, scale_a, b.mass, scale_b, xp)
+    mass = add_weighted(a.mass, scale_a, b.mass, scale_b, xp)
     return Sums(_weighted_total(a.total, scale_a, b.total, scale_b, xp), mass, base)
 
 
@@ -406,11 +406,11 @@ def _weighted_total(a: Array, weight_a: Array, b: Array, weight_b: Array, xp: An
 def normalise(sums: Sums, xp: Any) -> Attended:
     """Divide the total by the mass."""
     mass, lse = _log_of_mass(sums.mass, sums.base, xp)
-    return Attended(_mean(sums.total, mass, xp), lse[..., 0])
+    return Attended(_mean_of_total(sums.total, mass, xp), lse[..., 0])
 
 
 @fused
-def _mean(total: Array, mass: Array, xp: Any) -> Array:
+def _mean_of_total(total: Array, mass: Array, xp: Any) -> Array:
     return undo_overflow(total / mass, total, xp=xp)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..arrays.arithmetic import (
     Workspace,
+    add_weighted,
     finite,
     multiply,
     pairwise,
@@ -21,7 +22,6 @@ from ..arrays.arithmetic import (
     sum_of_products,
     sum_of_visible,
     times,
-    weighted_sum,
     with_ones,
     workspace,
 )
@@ -267,7 +267,7 @@ def merge_totals(a: Totals, b: Totals) -> Totals:
     if is_numpy_array(a.base) and not (a.base.any() or b.base.any()):  # all scales are 1
         return Totals(a.total + b.total, np.maximum(a.base, b.base))
     base, scale_a, scale_b = common_base(a.base, b.base, xp)
-    return Totals(weighted_sum(a.total, scale_a, b.total, scale_b, xp), base)
+    return Totals(add_weighted(a.total, scale_a, b.total, scale_b, xp), base)
 
 
 @as_written

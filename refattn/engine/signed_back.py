@@ -108,7 +108,7 @@ class Mapped(NamedTuple):
     def pull_pairs(self, x: Array, totals: Totals) -> Array:
         """Pull x, which the tokens bring to pairs with those that were summed, back to features."""
         moved = multiply(x, self.xp.matrix_transpose(totals.total))
-        return times_exp(moved, self.log, self.xp.matrix_transpose(totals.base), self.xp)
+        return _times_exp_of_sum(moved, self.log, self.xp.matrix_transpose(totals.base), self.xp)
 
     def pull_values(self, totals: Totals) -> Array:
         """Pull sums over queries back to the values of the keys."""
@@ -126,7 +126,7 @@ class Mapped(NamedTuple):
 
 
 @fused
-def times_exp(x: Array, log: Array, base: Array, xp: Any) -> Array:
+def _times_exp_of_sum(x: Array, log: Array, base: Array, xp: Any) -> Array:
     """Multiply our own temporary `x` by e^(log + base)."""
     return times(x, xp.exp(log + base))
 

@@ -103,9 +103,9 @@ def stand_in():
     cupy = pytest.importorskip("cupy")
     if not hasattr(cupy, "_ledger"):
         pytest.skip("the stand-in for CuPy counts kernels and refuses what CuPy refuses")
-    library._kernel.cache_clear()
+    library._kernel_of_step.cache_clear()
     yield cupy
-    library._kernel.cache_clear()
+    library._kernel_of_step.cache_clear()
 
 
 def test_a_step_is_one_kernel_of_cupy_that_is_made_once(stand_in, monkeypatch):
