@@ -16,6 +16,7 @@ from ..arrays.library import (
     centred,
     constant,
     device,
+    fused,
     is_numpy_array,
     reverse,
     root_scale,
@@ -227,12 +228,21 @@ def _factor_kernel(a: Array, xp: Any) -> tuple[Array, Array]:
     least = size * xp.finfo(a.dtype).eps
     lower, heads = xp.zeros_like(a), (WHOLE,) * (a.ndim - 2)
     for s in range(size):
-        pivot = a[..., :1, :1]
-        column = a[..., :1] / xp.sqrt(xp.where(pivot > least, pivot, math.inf))
+        column = _column_of_factor(a[..., :1], a[..., :1, :1], float(least), xp)
         rest = column[..., 1:, :]
-        a = a[..., 1:, 1:] - rest * xp.matrix_transpose(rest)
+        a = _less_product(a[..., 1:, 1:], rest, xp.matrix_transpose(rest), xp)
         lower = put(lower, (*heads, slice(s, size), slice(s, s + 1)), column)
     return lower, _diagonal(lower, xp) > 0
+
+
+@fused
+def _column_of_factor(column: Array, pivot: Array, least: float, xp: Any) -> Array:
+    return column / xp.sqrt(xp.where(pivot > least, pivot, math.inf))
+
+
+@fused
+def _less_product(x: Array, y: Array, z: Array, xp: Any) -> Array:
+    return x - y * z
 
 
 def _diagonal(x: Array, xp: Any) -> Array:

@@ -21,6 +21,7 @@ from ..arrays.library import (
     constant,
     device,
     first_rows,
+    fused,
     is_numpy_array,
     root_scale,
     take_flat,
@@ -164,16 +165,31 @@ def _choose_in_turn(x: Array, left: Array, u: Array, exponential: bool, xp: Any)
             share = xp.exp(log_weight - top) * left
         at = _invert(share, u[:, s : s + 1], xp)
         place = first + at
-        apart = xp.sum((x - take_flat(x, place, xp)[:, None, :]) ** 2, axis=-1)
+        apart = _square_distance(x, take_flat(x, place, xp)[:, None, :], xp)
         known = s if is_numpy_array(x) else size  # a part is copied by others
         factor = xp.reshape(take_flat(rows[..., None], of_rows + at, xp), (heads, 1, size))
-        row = xp.exp(-0.5 * apart)[:, None, :] - factor[..., :known] @ rows[:, :known, :]
-        row = row[:, 0, :] / xp.sqrt(take_flat(left[..., None], place, xp))
-        left = left - row**2
-        left = xp.where(left > size * eps, left, 0.0)
+        product = (factor[..., :known] @ rows[:, :known, :])[:, 0, :]
+        row = _residual_row(apart, product, take_flat(left[..., None], place, xp), xp)
+        left = _what_is_left(left, row, float(size * eps), xp)
         rows = put(rows, (WHOLE, slice(s, s + 1), WHOLE), row[:, None, :])
         chosen.append(at)
     return xp.concat(chosen, axis=-1)
+
+
+@fused
+def _square_distance(x: Array, y: Array, xp: Any) -> Array:
+    return xp.sum((x - y) ** 2, axis=-1)
+
+
+@fused
+def _residual_row(apart: Array, product: Array, pivot: Array, xp: Any) -> Array:
+    return (xp.exp(-0.5 * apart) - product) / xp.sqrt(pivot)
+
+
+@fused
+def _what_is_left(left: Array, row: Array, least: float, xp: Any) -> Array:
+    rest = left - row**2
+    return xp.where(rest > least, rest, 0.0)
 
 
 def _invert(share: Array, u: Array, xp: Any) -> Array:
