@@ -73,7 +73,7 @@ def room(x: Array, n: int | None = None, m: int | None = None) -> int:
     x, size = untraced(x), math.prod(block_shape(x, n, m))
     if not is_cupy_array(x):
         return size
-    return size * max(1, device_memory(x) // (_SHARES_OF_DEVICE * size * x.dtype.itemsize))
+    return size * max(1, device_memory(x) // int(_SHARES_OF_DEVICE * size * x.dtype.itemsize))
 
 
 def most_threads(x: Array, work: int) -> int:
