@@ -90,7 +90,7 @@ def test_memory_does_not_grow_with_heads(name, library, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "most"), [("exact", 60), ("LARA", 130), ("causal RFA", 300)])
+@pytest.mark.parametrize(("name", "most"), [("exact", 35), ("LARA", 85), ("causal RFA", 125)])
 def test_few_kernels_of_a_gpu_and_no_wait(name, most):
     cupy = pytest.importorskip("cupy")
     if not hasattr(cupy, "_ledger"):
