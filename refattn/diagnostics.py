@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from .arrays import checks, frequencies, qkv
-from .arrays.arithmetic import multiply
+from .arrays.arithmetic import finite, multiply
 from .arrays.heads import group_heads
 from .arrays.library import Array, array_namespace, as_written, is_numpy_array, root_scale
-from .engine.attend import finite, log_sum_exp, nonzero
+from .engine.attend import log_sum_exp, nonzero
 from .engine.hops import Keys, Samples, sample
 
 __all__ = ["effective_sample_size", "log_weights", "pareto_k"]

@@ -17,7 +17,16 @@ import numpy as np
 
 from .arrays import checks, frequencies, qkv
 from .arrays.arithmetic import Workspace, add, clip, exp, multiply, square_norm
-from .arrays.library import Array, array_namespace, as_written, constant, device, host_dtype
+from .arrays.library import (
+    Array,
+    array_namespace,
+    as_written,
+    constant,
+    device,
+    fused,
+    host_dtype,
+    is_numpy_array,
+)
 from .arrays.shown import held
 from .numbers.primitives import primitive
 from .numbers.tape import fixed
@@ -282,11 +291,18 @@ def elu_features(x: Array, alpha: float = 1.0) -> Array:
 @primitive
 def elu(x: Array, xp: Any, alpha: float = 1.0, memory: Workspace | None = None) -> Array:
     """Compute `elu_features` of trusted vectors, in a workspace if there is one."""
+    if not is_numpy_array(x):
+        return _elu(x, alpha, xp)
     below, above = _rooms(memory, x)
     below = exp(clip(x, -math.inf, 0.0, xp, below), xp)  # without a branch for each number
     if alpha != 1:
         below = alpha * below + (1 - alpha)
     return add(below, clip(x, 0.0, math.inf, xp, above))
+
+
+@fused
+def _elu(x: Array, alpha: float, xp: Any) -> Array:
+    return alpha * xp.exp(xp.minimum(x, 0.0)) + (1 - alpha) + xp.maximum(x, 0.0)
 
 
 @elu.pullback

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from .arrays import checks, frequencies
-from .arrays.arithmetic import multiply, square_norm
+from .arrays.arithmetic import finite, multiply, square_norm
 from .arrays.library import Array, as_written, constant
-from .engine.attend import attend, finite
+from .engine.attend import attend
 from .engine.scores import Scores
 from .typing import Features
 

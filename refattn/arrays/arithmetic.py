@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 
 from .blocks import WHOLE, blocks, cache_sizes, part, tiles
-from .library import Array, array_namespace, device, is_cupy_array, is_numpy_array, untraced
+from .library import (
+    Array,
+    array_namespace,
+    device,
+    fused,
+    is_cupy_array,
+    is_numpy_array,
+    untraced,
+)
 
 _TERMS = 64  # that one matrix product may add
 UNCUT = 128  # terms of a product of queries and keys that is not cut, which would take time
@@ -116,17 +124,50 @@ def exp(x: Array, xp: Any) -> Array:
     return np.exp(x, out=x) if is_numpy_array(x) else xp.exp(x)
 
 
-def exp_less(x: Array, y: Array, xp: Any, most: float = math.inf, flush: bool = False) -> Array:
-    """Evaluate e^min(x - y, most) of our own temporary `x`: in place on NumPy, at once on CuPy.
+def exp_less(x: Array, base: Array, xp: Any, flush: bool = False) -> Array:
+    """Evaluate e^(x - base) of our own temporary `x`: in place on NumPy, at once on CuPy.
 
-    What is small may be flushed, as `flush_small` does.
+    What is small may be flushed, as `flush_small` does. Of no number, whose base is -inf, it is 0.
     """
-    kernel = _cupy_kernel("exp_less") if is_cupy_array(x) else None
-    if kernel is not None:
-        return kernel(x, y, most)
-    x = less(x, y)
-    x = x if most == math.inf else xp.minimum(x, most)
+    if is_cupy_array(x):
+        return exp_from(x, base, xp)
+    x = less(x, finite(base, xp))
     return exp(flush_small(x, xp) if flush else x, xp)
+
+
+@fused
+def exp_from(x: Array, base: Array, xp: Any) -> Array:
+    """Evaluate the same of numbers that stay."""
+    return xp.exp(x - finite(base, xp))
+
+
+@fused
+def exp_of_sum(x: Array, y: Array, xp: Any) -> Array:
+    """Evaluate e^(x + y)."""
+    return xp.exp(x + y)
+
+
+@fused
+def exp_of_visible(x: Array, visible: Array, base: Array, xp: Any) -> Array:
+    """Evaluate e^(x - base), 0 where hidden."""
+    return xp.exp(xp.where(visible, x, -math.inf) - finite(base, xp))
+
+
+@fused
+def largest_visible(x: Array, visible: Array, more: float, xp: Any) -> Array:
+    """Find the largest number along the last axis plus one, -inf where all are hidden."""
+    return xp.max(xp.where(visible, x + more, -math.inf), axis=-1)
+
+
+@fused
+def add_weighted(a: Array, weight_a: Array, b: Array, weight_b: Array, xp: Any) -> Array:
+    """Add two arrays with weights, most of which are 1."""
+    return rescale(a, weight_a) + rescale(b, weight_b)
+
+
+def finite(base: Array, xp: Any) -> Array:
+    """Replace -inf, the base of an empty set, by a number: -inf - (-inf) would be nan."""
+    return xp.maximum(base, xp.finfo(base.dtype).min)
 
 
 def flush_small(x: Array, xp: Any) -> Array:
@@ -148,8 +189,15 @@ def flush_small(x: Array, xp: Any) -> Array:
 
 def square_norm(x: Array) -> Array:
     """|x|^2 along the last axis, or nan where it overflows: a bias of -inf would hide the key."""
-    few = is_numpy_array(untraced(x)) and x.shape[-1] <= _FEW_TERMS
-    square = np.vecdot(x, x) if few else array_namespace(x).sum(x * x, axis=-1)
+    if is_numpy_array(untraced(x)) and x.shape[-1] <= _FEW_TERMS:
+        square = np.vecdot(x, x)
+        return square + 0.0 * square
+    return _square_norm_of_rows(x, array_namespace(x))
+
+
+@fused
+def _square_norm_of_rows(x: Array, xp: Any) -> Array:
+    square = xp.sum(x * x, axis=-1)
     return square + 0.0 * square
 
 
@@ -321,26 +369,49 @@ def sum_of_visible(
     """
     if visible is None or (is_numpy_array(v) and xp.isfinite(v).all()):
         return sum_of_products(weights, v, memory)
-    total = sum_of_products(weights, xp.where(xp.isfinite(v), v, 0.0))
+    total = sum_of_products(weights, _known_or_0(v, xp))
+    # Visible infinities and nan, which add 0, inf, -inf or nan to it, are counted in products of
+    # matrices: a nan as both infinities, any with weight 0 as very many.
+    many, d_v = 2.0 * v.shape[-2], v.shape[-1]
+    side = xp.arange(2, dtype=v.dtype, device=device(v))[:, None]
+    infinite = _reaches_infinity(v[..., None, :], side, xp)
+    infinite = xp.reshape(infinite, (*v.shape[:-1], 2 * d_v))
     if signed:
-        total = total + _sum_of_infinite(-weights, -v, visible & (weights < 0), xp)
-        visible = visible & (weights >= 0)
-    return total + _sum_of_infinite(weights, v, visible, xp)
+        counts = _count_negative(weights, xp) @ infinite
+        total = _add_infinite(total, counts[..., d_v:], counts[..., :d_v], many, xp)
+    counts = _count_seen(weights, visible, many, xp) @ infinite
+    return _add_infinite(total, counts[..., :d_v], counts[..., d_v:], many, xp)
 
 
-def _sum_of_infinite(weights: Array, v: Array, visible: Array, xp: Any) -> Array:
-    """Sum what visible infinities and nan add to finite values: 0, inf, -inf or nan.
+@fused
+def _known_or_0(v: Array, xp: Any) -> Array:
+    return xp.where(xp.isfinite(v), v, 0.0)
 
-    They are counted in matrix products: a nan as both infinities, any with weight 0 as very many.
-    """
-    many, d_v, one = 2.0 * v.shape[-2], v.shape[-1], xp.ones((), dtype=v.dtype, device=device(v))
-    seen = xp.where(weights > 0, one, xp.where(visible, many * one, 0.0))
-    infinite = xp.concat([~(v < math.inf), ~(v > -math.inf)], axis=-1)
-    counts = seen @ xp.astype(infinite, v.dtype)
-    some, spoilt = counts > 0, counts >= many
-    up, down = some[..., :d_v], some[..., d_v:]
-    total = xp.where(up, math.inf, xp.where(down, -math.inf, xp.zeros_like(one)))
-    return xp.where((up & down) | spoilt[..., :d_v] | spoilt[..., d_v:], math.nan, total)
+
+@fused
+def _reaches_infinity(v: Array, side: Array, xp: Any) -> Array:
+    """1 for infinities, of side 1 the negative one, and for nan; else 0."""
+    return xp.astype(~((1 - 2 * side) * v < math.inf), v.dtype)
+
+
+@fused
+def _count_negative(weights: Array, xp: Any) -> Array:
+    return xp.astype(weights < 0, weights.dtype)
+
+
+@fused
+def _count_seen(weights: Array, visible: Array, many: float, xp: Any) -> Array:
+    """1 for weights above 0, and `many` for those that are 0 and visible."""
+    none = visible & (weights == 0)
+    return xp.astype(weights > 0, weights.dtype) + many * xp.astype(none, weights.dtype)
+
+
+@fused
+def _add_infinite(total: Array, up: Array, down: Array, many: float, xp: Any) -> Array:
+    """Add inf, -inf or nan to finite sums where so many terms are."""
+    more = xp.where(up > 0, math.inf, xp.where(down > 0, -math.inf, 0.0 * up))
+    spoilt = ((up > 0) & (down > 0)) | (up >= many) | (down >= many)
+    return total + xp.where(spoilt, math.nan, more)
 
 
 def _cut_terms(x: Array, xp: Any) -> Array:
@@ -415,7 +486,6 @@ def _rows_of_product(n: int, columns: int, terms: int) -> int:
 
 
 _CUPY_KERNELS = {  # parameters, results, and what is done for each number i of these
-    "exp_less": ("T x, T y, T most", "T z", "T less = x - y; z = exp(less > most ? most : less)"),
     "sum_pieces": (
         "raw T x, int64 count, int64 size",
         "T z",

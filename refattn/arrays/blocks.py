@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import product
@@ -9,7 +10,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .library import Array, array_namespace, device, is_jax_array, is_numpy_array, untraced
+from .library import (
+    Array,
+    array_namespace,
+    device,
+    device_memory,
+    is_cupy_array,
+    is_jax_array,
+    is_numpy_array,
+    untraced,
+)
 from .threads import architecture
 
 WHOLE = slice(None)  # of an axis
@@ -18,6 +28,7 @@ WHOLE = slice(None)  # of an axis
 _NUMPY_ROWS, _NUMPY_ROW_BYTES = 512, 8192
 _NUMPY_WORK = 2**18  # scores that are worth a thread
 _OTHER_BLOCK = (8192, 2048)
+_SHARES_OF_DEVICE = 256  # of its memory, of which all blocks take one: a call holds a few arrays
 
 
 class Sizes(NamedTuple):
@@ -52,6 +63,17 @@ def block_shape(x: Array, n: int | None = None, m: int | None = None) -> tuple[i
     if n is not None and n < rows:
         return rows, min(longest, columns * (rows // max(n, 1)))
     return rows, columns
+
+
+def room(x: Array, n: int | None = None, m: int | None = None) -> int:
+    """Say how many scores of several blocks are held at once: on a large device of CuPy, more.
+
+    That depends on the device, not on what is free: so do rounding errors.
+    """
+    x, size = untraced(x), math.prod(block_shape(x, n, m))
+    if not is_cupy_array(x):
+        return size
+    return size * max(1, device_memory(x) // int(_SHARES_OF_DEVICE * size * x.dtype.itemsize))
 
 
 def most_threads(x: Array, work: int) -> int:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import copy_context
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import array_api_compat
@@ -93,6 +93,32 @@ def _device_of(args: tuple[Any, ...]) -> Any:
     return _AS_IT_IS
 
 
+def fused(step: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Decorate a step of an evaluation to be one kernel of CuPy; elsewhere it runs as it is.
+
+    A step is a pure function of arrays and numbers by position, and at last of their namespace. It
+    has elementwise functions only and asks for no value and no shape: then results have the shape
+    that its arguments broadcast to. Or it has one reduction, after which it uses only what that
+    returned. It calls no other step. What a tape traces is recorded function by function.
+    """
+
+    @wraps(step)
+    def run(*arguments: Any) -> _Result:
+        if arguments[-1] is sys.modules.get("array_api_compat.cupy"):
+            result: _Result = _kernel_of_step(step, arguments[-1])(*arguments[:-1])
+            return result
+        return step(*arguments)
+
+    return run
+
+
+@cache
+def _kernel_of_step(step: Callable[..., Any], xp: Any) -> Any:
+    """Have CuPy make a kernel of a step."""
+    make = sys.modules["cupy"].fuse(kernel_name=f"refattn_{step.__name__}")
+    return make(lambda *arguments: step(*arguments, xp))
+
+
 def array_namespace(*arrays: Array | None) -> Any:
     """Return the array API namespace of the arrays, at once where they are NumPy's."""
     if all(type(x) is np.ndarray for x in arrays):
@@ -116,6 +142,16 @@ def constant(value: Any, like: Array) -> Array:
 def own_copy(x: Array, xp: Any) -> Array:
     """Copy an array, on its device."""
     return xp.asarray(x, copy=True, device=device(x))
+
+
+def device_memory(x: Array) -> int:
+    """Say how many bytes the device of an array of CuPy has."""
+    return _memory_of(x.device)
+
+
+@cache
+def _memory_of(device: Any) -> int:
+    return int(device.mem_info[1])
 
 
 def untraced(x: Any) -> Any:

@@ -15,10 +15,14 @@ from ..arrays.arithmetic import (
     Tree,
     Workspace,
     add,
+    add_weighted,
     clip,
     exp,
     exp_less,
+    exp_of_visible,
+    finite,
     join_column,
+    largest_visible,
     multiply,
     pairwise,
     rescale,
@@ -29,13 +33,24 @@ from ..arrays.arithmetic import (
     with_ones,
     workspace,
 )
-from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, most_threads, part, put, tiles
+from ..arrays.blocks import (
+    WHOLE,
+    block_shape,
+    blocks,
+    buffers,
+    most_threads,
+    part,
+    put,
+    room,
+    tiles,
+)
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import (
     Array,
     array_namespace,
     as_written,
     device,
+    fused,
     is_cupy_array,
     is_numpy_array,
     untraced,
@@ -120,7 +135,9 @@ def attend_in_blocks(
         out = xp.zeros((*lead, n, d_v), **none)
         return Attended(out, xp.full((*lead, n), -math.inf, **none))
     out, lse = buffers(q, v, lead, xp)
-    budget = math.prod(block or block_shape(q))
+    if scale is not None and not is_numpy_array(q):  # in one call
+        q, scale = q * scale, None
+    budget = math.prod(block) if block else room(q)
     rows, columns = block or block_shape(q, n, m)
     columns *= 2 if is_cupy_array(q) and not block else 1  # few calls, of which it holds three
     # A narrow window: one block is to hold all that its queries see.
@@ -177,14 +194,13 @@ def attend_in_blocks(
             kept = None if dropout is None else part(dropout, (*head, i, j))
             yield sum_values(*weights, v_j, visible, xp, memory, kept)
 
-    zero = xp.zeros((1, 1), dtype=q.dtype, device=device(q))
-    nothing = Sums(zero, zero, zero - math.inf)
+    zeros = partial(xp.zeros, (1, 1), dtype=q.dtype, device=device(q))
 
     def write(box: tuple[slice, ...], sums: Sums) -> None:
         nonlocal out, lse
         if sinks is not None:  # a key whose value is 0: mass e^0 at the base of its logit
             sink = part(sinks, (*box[:-1], WHOLE, WHOLE))
-            sums = combine(sums, Sums(zero, zero + 1.0, sink), xp)
+            sums = combine(sums, Sums(zeros(), zeros() + 1.0, sink), xp)
         if is_numpy_array(v) and sums.base is _zero(v.dtype):
             # Weights are bounded: their sum is not 0, and the mean is finite.
             np.divide(sums.total, sums.mass, out=out[box])
@@ -214,7 +230,8 @@ def attend_in_blocks(
 
         def attend_span(item: tuple[Any, ...]) -> None:
             box, tree, place, keys = item
-            whole = tree.add(place, pairwise(join, block_sums(box, keys, memory), nothing))
+            sums = pairwise(join, block_sums(box, keys, memory), None)
+            whole = tree.add(place, sums or Sums(zeros(), zeros(), zeros() - math.inf))
             if whole is not None:  # this span was the last of its box
                 write(box, whole)
 
@@ -247,20 +264,24 @@ def weigh(
         return exp(scores, xp), _zero(scores.dtype)
     base = _base_of(scores, m, xp)
     base = base if bounded is None else xp.where(bounded, 0.0, base)
-    return exp_less(scores, finite(base, xp), xp, flush=True), base
+    return exp_less(scores, base, xp, flush=True), base
 
 
-def _base_of(scores: Array, m: int, xp: Any) -> Array:
+def _base_of(scores: Array, m: int, xp: Any, visible: Array | None = None) -> Array:
     """Weights of which m sum to at most 1/2 keep sums of the largest finite values finite."""
-    return xp.max(scores, axis=-1, keepdims=True) + math.log(2 * m)
+    if visible is None:
+        return xp.max(scores, axis=-1, keepdims=True) + math.log(2 * m)
+    return largest_visible(scores, visible, math.log(2 * m), xp)[..., None]
 
 
 def sum_scores(scores: Array, v: Array, visible: Array | None, m: int, xp: Any) -> Sums:
     """Sum values with the weights of scores (..., n, b) of some of m keys, our own."""
-    if visible is not None or is_numpy_array(scores):
+    if is_numpy_array(scores):
         return sum_values(*weigh(scores, visible, m, xp), v, visible, xp)
-    base = _base_of(scores, m, xp)
-    return Sums(*sums_of_exponentials(scores, finite(base, xp), v, xp), base)
+    base = _base_of(scores, m, xp, visible)
+    if visible is None:
+        return Sums(*sums_of_exponentials(scores, base, v, xp), base)
+    return sum_values(exp_of_visible(scores, visible, base, xp), base, v, visible, xp)
 
 
 @cache
@@ -364,18 +385,33 @@ def combine(a: Sums, b: Sums, xp: Any) -> Sums:
     """Add the sums over two sets of keys, of which the totals may be overwritten."""
     if a.base is b.base:  # both are `_zero`: nothing to rescale
         return Sums(add(a.total, b.total), a.mass + b.mass, a.base)
-    # Relative to the larger base, factors are at most 1: neither overflows.
-    base = xp.maximum(a.base, b.base)
+    base, scale_a, scale_b = common_base(a.base, b.base, xp)
+    mass = add_weighted(a.mass, scale_a, b.mass, scale_b, xp)
+    return Sums(_weighted_total(a.total, scale_a, b.total, scale_b, xp), mass, base)
+
+
+@fused
+def common_base(a: Array, b: Array, xp: Any) -> tuple[Array, Array, Array]:
+    """Find the larger base; relative to it, factors are at most 1: neither sum overflows."""
+    base = xp.maximum(a, b)
     number = finite(base, xp)
-    scale_a, scale_b = (xp.exp(x.base - number) for x in (a, b))
-    total = add(rescale(a.total, scale_a), rescale(b.total, scale_b))
-    return Sums(total, a.mass * scale_a + b.mass * scale_b, base)
+    return base, xp.exp(a - number), xp.exp(b - number)
+
+
+@fused
+def _weighted_total(a: Array, weight_a: Array, b: Array, weight_b: Array, xp: Any) -> Array:
+    return add(rescale(a, weight_a), rescale(b, weight_b))
 
 
 def normalise(sums: Sums, xp: Any) -> Attended:
     """Divide the total by the mass."""
     mass, lse = _log_of_mass(sums.mass, sums.base, xp)
-    return Attended(undo_overflow(sums.total / mass, sums.total, xp=xp), lse[..., 0])
+    return Attended(_mean_of_total(sums.total, mass, xp), lse[..., 0])
+
+
+@fused
+def _mean_of_total(total: Array, mass: Array, xp: Any) -> Array:
+    return undo_overflow(total / mass, total, xp=xp)
 
 
 def undo_overflow(mean: Array, *averaged: Array, xp: Any) -> Array:
@@ -388,6 +424,7 @@ def undo_overflow(mean: Array, *averaged: Array, xp: Any) -> Array:
     return xp.where(undo, clip(mean, -most, most, xp), mean)
 
 
+@fused
 def _log_of_mass(mass: Array, base: Array, xp: Any) -> tuple[Array, Array]:
     """Return the mass, with 0 replaced by 1, and log(mass * e^base)."""
     none = mass == 0  # no key was seen: 0 / 1 = 0 is the output
@@ -399,8 +436,10 @@ def _log_of_mass(mass: Array, base: Array, xp: Any) -> tuple[Array, Array]:
 def log_sum_exp(scores: Array, xp: Any) -> Array:
     """Reduce the last axis, which must not be empty."""
     base = xp.max(fixed(scores), axis=-1)  # which cancels
-    number = finite(base, xp)[..., None]
-    weights = exp_less(scores, number, xp) if is_cupy_array(scores) else xp.exp(scores - number)
+    if is_cupy_array(scores):
+        weights = exp_less(scores, base[..., None], xp)
+    else:
+        weights = xp.exp(scores - finite(base, xp)[..., None])
     return _log_of_mass(xp.sum(weights, axis=-1), base, xp)[1]
 
 
@@ -408,21 +447,29 @@ def log_sum_exp(scores: Array, xp: Any) -> Array:
 def merge(a: Attended, b: Attended) -> Attended:
     """Merge attention over two sets of keys."""
     xp = array_namespace(*a, *b)
-    base = finite(xp.maximum(a.lse, b.lse), xp)
-    mass_a, mass_b = (xp.exp(x.lse - base) for x in (a, b))
-    mass, lse = _log_of_mass(mass_a + mass_b, base, xp)
+    share_a, share_b, lse = _shares(a.lse, b.lse, xp)
+    return Attended(_share_out(a.out, share_a[..., None], b.out, share_b[..., None], xp), lse)
+
+
+@fused
+def _shares(a: Array, b: Array, xp: Any) -> tuple[Array, Array, Array]:
+    """Say how much two sets of keys weigh, and the log normaliser of both."""
+    base = finite(xp.maximum(a, b), xp)
+    mass_a, mass_b = (xp.exp(x - base) for x in (a, b))
+    mass = mass_a + mass_b
+    none = mass == 0  # no key was seen
+    mass = xp.where(none, 1.0, mass)
+    lse = xp.where(none, -math.inf, base + xp.log(mass))
+    return mass_a / mass, mass_b / mass, lse
+
+
+@fused
+def _share_out(a: Array, share_a: Array, b: Array, share_b: Array, xp: Any) -> Array:
     # Shares before values: a sum of large values times masses might overflow.
-    share_a, share_b = mass_a / mass, mass_b / mass
-    out = share_a[..., None] * a.out + share_b[..., None] * b.out
-    out = undo_overflow(out, a.out, b.out, xp=xp)
-    return Attended(out, lse)
+    return undo_overflow(share_a * a + share_b * b, a, b, xp=xp)
 
 
-def finite(base: Array, xp: Any) -> Array:
-    """Replace -inf, the base of an empty set, by a number: -inf - (-inf) would be nan."""
-    return xp.maximum(base, xp.finfo(base.dtype).min)
-
-
+@fused
 def nonzero(mass: Array, xp: Any) -> Array:
     """Replace 0, the mass of an empty set, by 1."""
     return xp.where(mass == 0, 1.0, mass)

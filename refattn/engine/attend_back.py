@@ -22,16 +22,27 @@ from ..arrays.arithmetic import (
     Workspace,
     add,
     exp_less,
+    finite,
     less,
     multiply,
     sum_of_visible,
     times,
     workspace,
 )
-from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, most_threads, part, sum_to, tiles
+from ..arrays.blocks import (
+    WHOLE,
+    add_part,
+    block_shape,
+    blocks,
+    most_threads,
+    part,
+    room,
+    sum_to,
+    tiles,
+)
 from ..arrays.library import Array, array_namespace, device, own_copy
 from ..arrays.threads import Sequencer, for_each
-from .attend import Attended, attend_in_blocks, finite
+from .attend import Attended, attend_in_blocks
 from .chunks import attend_in_bands
 from .scores import Scores, cap_scores, slope_of_cap
 
@@ -81,7 +92,7 @@ def pull_attend(
     band = scores.band(n, m)
     lead = done.lse.shape[:-1]
     rows, columns = block_shape(q, n, m)
-    budget = rows * columns
+    budget = room(q, n, m)
     rows, columns = max(1, min(n, rows)), max(1, min(m, columns))
     total = _Cotangents(*(None if x is None else zeros_of(x) for x in (q, k, v, bias)))
 
@@ -105,7 +116,7 @@ def pull_attend(
         if visible is not None:
             scores = xp.where(visible, scores, -math.inf)
         # Normalised at once, by what the forward pass returned: no maximum, no second pass.
-        weights = exp_less(scores, finite(lse, xp), xp)
+        weights = exp_less(scores, lse, xp)
         d_weights = multiply(g, xp.matrix_transpose(v_j), memory, "d_scores")
         kept = weights
         if dropout is not None:

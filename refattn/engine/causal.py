@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays.arithmetic import Workspace, workspace
-from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, most_threads, part, put, tiles
+from ..arrays.blocks import WHOLE, blocks, buffers, most_threads, part, put, room, tiles
 from ..arrays.library import Array, as_written, device, is_numpy_array, loop, traced_once
 from ..arrays.threads import available, for_each
 from .attend import Attended, Sums, combine
@@ -231,7 +231,7 @@ def heads_at_once(
     if is_numpy_array(q):  # heads do not touch each other: shares change no bit
         return tiles(lead, min(count // max(_FEWEST_SHARES, available()), step_size(q) // row))
     row = max(row, math.prod(shape) * shape[1])  # pairs may be more
-    return tiles(lead, math.prod(block_shape(q)) // row)
+    return tiles(lead, room(q) // row)
 
 
 def step_size(like: Array) -> int:

@@ -166,8 +166,9 @@ def slice_rows(x: Array, start: int, stop: int, xp: Any) -> Array:
     before, after = max(0, min(stop, 0) - start), max(0, stop - max(start, m))
     if not before and not after:
         return inside
-    zeros = [
-        xp.zeros((*x.shape[:-2], size, x.shape[-1]), dtype=x.dtype, device=device(x))
-        for size in (before, after)
-    ]
-    return xp.concat([zeros[0], inside, zeros[1]], axis=-2)
+    rows = [inside]
+    for where, size in ((0, before), (2, after)):
+        if size:
+            shape = (*x.shape[:-2], size, x.shape[-1])
+            rows.insert(where, xp.zeros(shape, dtype=x.dtype, device=device(x)))
+    return xp.concat(rows, axis=-2)

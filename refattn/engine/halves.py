@@ -12,11 +12,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..arrays.arithmetic import exp_less, multiply, sum_of_products, times
-from ..arrays.library import Array, device, traced_once
-from .attend import finite, log_sum_exp
+from ..arrays.arithmetic import (
+    exp_from,
+    exp_less,
+    exp_of_sum,
+    finite,
+    multiply,
+    sum_of_products,
+)
+from ..arrays.library import Array, device, fused, is_cupy_array, traced_once
+from .attend import log_sum_exp
 
 _QUARTERS = 4  # parts of a leaf for `log_kernel`: half as many rounds as with halves
+_TOKENS_OF_TRIPLES = 16  # of a leaf that CuPy takes sample by sample, in one kernel
 
 
 def log_kernel(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
@@ -31,14 +39,18 @@ def log_kernel(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
             return _log_pairs(x, y, known, xp)
         # Pairs of different quarters by products; those of one quarter are those of a leaf again.
         x, known = (z if z is None else _in_parts(z, _QUARTERS, xp) for z in (x, known))
-        far, y = _log_far(x, y, known, xp)
+        far, y = _log_far(x, y, known, earlier, xp)
         own = of_leaves(*(z if z is None else _as_leaves(z, xp) for z in (x, y, known)))
-        return _joined(own, far, xp)
+        return _joined(own, far, place, xp)
 
+    place = xp.arange(_QUARTERS, device=device(y))
+    earlier = (place < place[:, None])[..., None]
     return of_leaves(x, xp.matrix_transpose(y), known)
 
 
-def _log_far(x: Array, y: Array, known: Array | None, xp: Any) -> tuple[Array, Array]:
+def _log_far(
+    x: Array, y: Array, known: Array | None, earlier: Array, xp: Any
+) -> tuple[Array, Array]:
     """Do so for keys of earlier parts, (..., T, 4, h, 4, h); return the keys in parts.
 
     Queries are (..., T, 4, h, S), keys (..., T, S, c), and then (..., T, 4, S, h). A part has a
@@ -46,19 +58,32 @@ def _log_far(x: Array, y: Array, known: Array | None, xp: Any) -> tuple[Array, A
     """
     *lead, c = y.shape
     parts = xp.moveaxis(xp.reshape(y, (*lead, _QUARTERS, c // _QUARTERS)), -2, -3)
-    place = xp.arange(_QUARTERS, device=device(y))
-    earlier = (place < place[:, None])[..., None]
-    base = xp.max(xp.where(earlier, xp.max(parts, axis=-1)[..., None, :, :], -math.inf), axis=-2)
+    base = _largest_before(xp.max(parts, axis=-1)[..., None, :, :], earlier, xp)
     late = x + base[..., None, :]
-    # At most e^0: what a later key makes of it is hidden below, but must not overflow to inf.
-    early = exp_less(y[..., None, :, :], finite(base, xp)[..., None], xp, most=0.0)
+    early = _exp_of_earlier(y[..., None, :, :], base[..., None], xp)
     if known is not None:  # where a sample has a nan, it is in `late` of those that know the sample
         late, early = _from_known(late, known, xp), xp.where(xp.isnan(early), 0.0, early)
     base = xp.max(late, axis=-1, keepdims=True)
-    far = sum_of_products(exp_less(late, finite(base, xp), xp), early)
-    some = xp.maximum(far, xp.finfo(far.dtype).smallest_normal)  # nothing beside the base
-    far = base + xp.log(some)
+    far = _add_log(base, sum_of_products(exp_less(late, base, xp), early), xp)
     return xp.reshape(far, (*far.shape[:-1], _QUARTERS, c // _QUARTERS)), parts
+
+
+@fused
+def _largest_before(largest: Array, earlier: Array, xp: Any) -> Array:
+    """Find the largest of the parts before each, -inf before the first."""
+    return xp.max(xp.where(earlier, largest, -math.inf), axis=-2)
+
+
+@fused
+def _exp_of_earlier(y: Array, base: Array, xp: Any) -> Array:
+    """Evaluate e^(y - base), at most 1: that of later keys is hidden, but must not overflow."""
+    return xp.exp(xp.minimum(y - finite(base, xp), 0.0))
+
+
+@fused
+def _add_log(base: Array, mass: Array, xp: Any) -> Array:
+    # What is below the smallest number is nothing beside the base.
+    return base + xp.log(xp.maximum(mass, xp.finfo(mass.dtype).smallest_normal))
 
 
 def _log_pairs(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
@@ -73,40 +98,73 @@ def to_queries(x: Array, y: Array, products: Array, xp: Any) -> Array:
 
     The weights of a query sum to 1 at most.
     """
-    if x.shape[-2] == 1:
-        return xp.exp(x + y) * products
+    if x.shape[-2] <= _tokens_of_triples(x):
+        return _sum_over_keys(*_as_triples(x, y, xp), products[..., None], xp)
     # e^late is the weight of a pair, so at most 1; e^early is at most 1 by its base.
-    late, early = map(xp.exp, _relative_to(x, y, xp))
+    late, early = _relative_to(x, y, xp)
     far, own = _cut_halves(products, xp)
     moved = _of_pairs(to_queries(_halved(x, xp), _halved(y, xp), own, xp), xp)
     # Only queries of the later half see the earlier one.
-    more = times(multiply(far, early), late)
-    return xp.concat([moved[..., 0, :, :], moved[..., 1, :, :] + more], axis=-2)
+    more = _add_product(moved[..., 1, :, :], multiply(far, early), late, xp)
+    return xp.concat([moved[..., 0, :, :], more], axis=-2)
 
 
 def to_keys(x: Array, y: Array, products: Array, xp: Any) -> tuple[Array, Array]:
     """Sum the same over the queries; return also the kernels of pairs, as of `log_kernel`."""
 
     def of_leaves(x: Array, y: Array, products: Array) -> tuple[Array, Array]:
-        if x.shape[-2] == 1:
-            weights = xp.exp(x + y)
-            return weights * products, xp.sum(weights, axis=-1, keepdims=True)
-        late, early = map(xp.exp, _relative_to(x, y, xp))
+        if x.shape[-2] <= _tokens_of_triples(x):
+            triples = _as_triples(x, y, xp)
+            moved = _sum_over_queries(*triples, products[..., None], xp)
+            return moved, _sum_over_samples(*triples, xp)
+        late, early = _relative_to(x, y, xp)
         far, own = _cut_halves(products, xp)
         moved, kernel = of_leaves(_halved(x, xp), _halved(y, xp), own)
-        moved, more = _of_pairs(moved, xp), times(multiply(xp.matrix_transpose(far), late), early)
-        moved = xp.concat([moved[..., 0, :, :] + more, moved[..., 1, :, :]], axis=-2)
+        moved, more = _of_pairs(moved, xp), multiply(xp.matrix_transpose(far), late)
+        more = _add_product(moved[..., 0, :, :], more, early, xp)
+        moved = xp.concat([more, moved[..., 1, :, :]], axis=-2)
         far = multiply(late, xp.matrix_transpose(early))
-        return moved, _joined(kernel, far[..., None, :, None, :], xp)
+        return moved, _joined(kernel, far[..., None, :, None, :], place, xp)
 
+    place = xp.arange(2, device=device(x))
     return of_leaves(x, y, products)
 
 
+def _tokens_of_triples(x: Array) -> int:
+    return _TOKENS_OF_TRIPLES if is_cupy_array(x) else 1
+
+
+def _as_triples(x: Array, y: Array, xp: Any) -> tuple[Array, Array, Array]:
+    """Give queries, keys and samples an axis each, (..., c, c, S); say which pairs are causal."""
+    place = xp.arange(x.shape[-2], device=device(x))
+    return x[..., :, None, :], y[..., None, :, :], (place[:, None] >= place)[..., None]
+
+
+@fused
+def _sum_over_keys(x: Array, y: Array, seen: Array, products: Array, xp: Any) -> Array:
+    return xp.sum(xp.exp(xp.where(seen, x + y, -math.inf)) * products, axis=-2)
+
+
+@fused
+def _sum_over_queries(x: Array, y: Array, seen: Array, products: Array, xp: Any) -> Array:
+    return xp.sum(xp.exp(xp.where(seen, x + y, -math.inf)) * products, axis=-3)
+
+
+@fused
+def _sum_over_samples(x: Array, y: Array, seen: Array, xp: Any) -> Array:
+    return xp.sum(xp.exp(xp.where(seen, x + y, -math.inf)), axis=-1)
+
+
+@fused
+def _add_product(x: Array, y: Array, z: Array, xp: Any) -> Array:
+    return x + y * z
+
+
 def _relative_to(x: Array, y: Array, xp: Any) -> tuple[Array, Array]:
-    """Exponents of queries of the later half, and of keys of the earlier, from a common base."""
+    """Exponentials of queries of the later half, and of keys of the earlier, from a common base."""
     late, early = _in_parts(x, 2, xp)[..., 1, :, :], _in_parts(y, 2, xp)[..., 0, :, :]
     base = xp.max(early, axis=-2, keepdims=True)
-    return late + base, early - finite(base, xp)
+    return exp_of_sum(late, base, xp), exp_from(early, base, xp)
 
 
 def _from_known(x: Array, known: Array | None, xp: Any) -> Array:
@@ -144,7 +202,7 @@ def _cut_halves(pairs: Array, xp: Any) -> tuple[Array, Array]:
     return pairs[..., h:, :h], xp.reshape(own, (*lead, 2 * count, h, h))
 
 
-def _joined(own: Array, far: Array, xp: Any) -> Array:
+def _joined(own: Array, far: Array, place: Array, xp: Any) -> Array:
     """Join pairs inside parts, (..., parts T, h, h), with those between them, to (..., T, c, c).
 
     The latter are (..., T, parts, h, parts, h), or with 1 for `parts` the same for all.
@@ -152,6 +210,10 @@ def _joined(own: Array, far: Array, xp: Any) -> Array:
     count, h = far.shape[-5], far.shape[-1]
     parts = own.shape[-3] // count
     own = xp.reshape(own, (*own.shape[:-3], count, parts, h, 1, h))
-    same = xp.eye(parts, dtype=xp.bool, device=device(own))[:, None, :, None]
-    pairs = xp.where(same, own, far)
+    pairs = _where_same(place[:, None, None, None], place[:, None], own, far, xp)
     return xp.reshape(pairs, (*pairs.shape[:-4], parts * h, parts * h))
+
+
+@fused
+def _where_same(a: Array, b: Array, same: Array, other: Array, xp: Any) -> Array:
+    return xp.where(a == b, same, other)

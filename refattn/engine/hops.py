@@ -12,14 +12,13 @@ be representable, and `Signed` for those of any feature map.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..arrays.arithmetic import square_norm
-from ..arrays.blocks import WHOLE, block_shape, buffers, part, put, some_heads, tiles
+from ..arrays.blocks import WHOLE, buffers, part, put, room, some_heads, tiles
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, as_written, device
 from ..numbers.primitives import retraced
@@ -101,7 +100,7 @@ def per_query(
     out, lse = buffers(q, keys.v, lead, xp)
     # A tile holds frequencies, their values and, where it is needed, a mask of rows.
     width = max(1, d_v, m if causal or keys.mask is not None else 1)
-    for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // (num_samples * width)):
+    for *head, i in tiles((*lead, n), room(q) // (num_samples * width)):
         rows = (*head, i, WHOLE)
         some = Samples(part(samples.omega, (*rows, WHOLE)), part(samples.log_weight, rows))
         seen = keys.part(tuple(head))

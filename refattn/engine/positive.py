@@ -13,6 +13,7 @@ from ..arrays.arithmetic import (
     Workspace,
     add,
     exp,
+    finite,
     flush_small,
     multiply,
     sum_of_products,
@@ -20,13 +21,12 @@ from ..arrays.arithmetic import (
     with_ones,
 )
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, some_heads
-from ..arrays.library import Array, as_written, device, is_numpy_array
+from ..arrays.library import Array, as_written, device, fused, is_numpy_array
 from ..numbers.primitives import primitive
 from .attend import (
     Attended,
     Sums,
     base_of,
-    finite,
     log_sum_exp,
     merge,
     normalise,
@@ -36,7 +36,6 @@ from .attend import (
 from .causal import Arithmetic, causal_attention, whole_leaves
 from .halves import log_kernel
 from .hops import Keys, Samples, concatenate, per_query, read, sample
-from .scores import causal_mask
 
 _STEP = 128  # tokens of a step on NumPy, one leaf: twice what one sum of products adds
 
@@ -245,13 +244,18 @@ def _running_mean(first: Attended, states: Attended, xp: Any) -> tuple[Attended,
     f = concatenate(first.out[..., None, :, :], f, -3, xp)
     lse = concatenate(first.lse[..., None, :], lse, -2, xp)
     f, lse = xp.moveaxis(f, -3, -2), xp.matrix_transpose(lse)  # of samples, (..., S, T + 1, d_v)
-    place, all_of_them = xp.arange(count, device=device(f)), slice(0, count)
-    visible = causal_mask(all_of_them, all_of_them, 0, device(f), xp)
-    visible = visible & ((place > 0) | (place[:, None] < count - 1))  # at last the T alone
+    place = xp.arange(count, device=device(f))
+    visible = _seen_by_state(place, place[:, None], count - 1, xp)
     f, lse = normalise(sum_scores(lse[..., None, :], f, visible, count, xp), xp)
     f, lse = xp.moveaxis(f, -2, -3), xp.matrix_transpose(lse)
     before = Attended(f[..., :-1, :, :], lse[..., :-1, :])
     return before, Attended(f[..., -1, :, :], lse[..., -1, :])
+
+
+@fused
+def _seen_by_state(place: Array, reader: Array, last: int, xp: Any) -> Array:
+    """Say which states a state reads: those up to itself, but the last the T alone."""
+    return (reader >= place) & ((place > 0) | (reader < last))
 
 
 def _limits(x: Array) -> tuple[float, float]:

@@ -8,11 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.arithmetic import add, exp, flush_small, multiply, square_norm, sum_of_products, times
+from ..arrays.arithmetic import (
+    add,
+    exp,
+    finite,
+    flush_small,
+    multiply,
+    square_norm,
+    sum_of_products,
+    times,
+)
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, some_heads
-from ..arrays.library import Array, is_numpy_array
+from ..arrays.library import Array, fused, is_numpy_array
 from . import halves
-from .attend import Attended, finite
+from .attend import Attended
 from .hops import Keys, Samples
 from .positive import attend_causally
 from .signed_back import Mapped, TakenByTokens, pull_linear
@@ -40,7 +49,7 @@ class PositiveBack:
         lse = part(self.lse, (*head, i))[..., None]
         log = add(multiply(q, xp.matrix_transpose(omega)), self.weights(head, i))
         # Less the normaliser of the forward pass: features of a query with all keys sum to 1.
-        log = xp.where(lse == -math.inf, -math.inf, add(log, -finite(lse, xp)))
+        log = _less_normaliser(log, lse, xp)
 
         def pull(cotangent: Array) -> TakenByTokens:
             d_omega = sum_of_products(xp.matrix_transpose(cotangent), q)
@@ -111,6 +120,11 @@ class PositiveBack:
             moved = moved + xp.sum(triples * products[..., i, :, None], axis=-3)
             weights.append(xp.sum(triples, axis=-1))
         return moved, xp.concat(weights, axis=-2)
+
+
+@fused
+def _less_normaliser(log: Array, lse: Array, xp: Any) -> Array:
+    return xp.where(lse == -math.inf, -math.inf, add(log, -finite(lse, xp)))
 
 
 @attend_causally.pullback

@@ -14,6 +14,8 @@ import numpy as np
 
 from ..arrays.arithmetic import (
     Workspace,
+    add_weighted,
+    finite,
     multiply,
     pairwise,
     rescale,
@@ -31,13 +33,22 @@ from ..arrays.blocks import (
     most_threads,
     put,
     put_quotient,
+    room,
     some_heads,
 )
-from ..arrays.library import Array, array_namespace, as_written, device, is_numpy_array, untraced
+from ..arrays.library import (
+    Array,
+    array_namespace,
+    as_written,
+    device,
+    fused,
+    is_numpy_array,
+    untraced,
+)
 from ..arrays.threads import for_each
 from ..features import Features
 from ..numbers.primitives import primitive
-from .attend import Attended, Sums, base_of, combine, finite, split_ones
+from .attend import Attended, Sums, base_of, combine, common_base, split_ones
 from .causal import (
     Arithmetic,
     at,
@@ -121,8 +132,8 @@ class Signed(Arithmetic):
         # Products of fewer than 16 rows would be slow, whatever the cache holds.
         if is_numpy_array(x):
             return max(16, step_size(x) // row)
-        rows, columns = block_shape(x)
-        return max(16, min(rows * columns // row, rows, columns))
+        rows, _ = block_shape(x)
+        return max(16, min(room(x) // row, rows))
 
     def queries(self, q: Array, i: slice) -> _Scaled:
         """Make features of queries."""
@@ -161,7 +172,7 @@ class Signed(Arithmetic):
             values, v = xp.where(seen, values, 0.0), xp.where(seen, v, 0.0)
             log_scale = xp.where(seen, log_scale, -math.inf)
         base = xp.max(log_scale, axis=-2, keepdims=True)
-        values = rescale(values, xp.exp(log_scale - finite(base, xp)))
+        values = _at_base(values, log_scale, base, xp)
         return Totals(sum_of_products(xp.matrix_transpose(values), v), base)
 
     def join(self, a: Totals, b: Totals) -> Totals:
@@ -176,11 +187,10 @@ class Signed(Arithmetic):
             weights = times(weights, visible)
             base = base_of(np.any(visible, axis=-1, keepdims=True), weights)
         else:
-            weights = xp.where(visible, weights, 0.0)
             log_scale = xp.where(visible, xp.matrix_transpose(log_scale), -math.inf)
             # A base for each query, of what it sees: one for all would let later keys round it.
             base = xp.max(log_scale, axis=-1, keepdims=True)
-            weights = weights * xp.exp(log_scale - finite(base, xp))
+            weights = _weights_at_base(weights, visible, log_scale, base, xp)
         yield split_ones(sum_of_visible(weights, v, visible, xp, signed=True), base)
 
     def read(self, queries: _Scaled, state: Totals) -> Iterator[Sums]:
@@ -210,7 +220,24 @@ class Signed(Arithmetic):
 
     def normaliser(self, sums: Sums) -> Array:
         """Take the sum of weights, 1 where no key was seen."""
-        return self.xp.where(sums.base == -math.inf, 1.0, sums.mass)
+        return _normaliser(sums.mass, sums.base, self.xp)
+
+
+@fused
+def _at_base(values: Array, log_scale: Array, base: Array, xp: Any) -> Array:
+    return rescale(values, xp.exp(log_scale - finite(base, xp)))
+
+
+@fused
+def _weights_at_base(
+    weights: Array, visible: Array, log_scale: Array, base: Array, xp: Any
+) -> Array:
+    return xp.where(visible, weights, 0.0) * xp.exp(log_scale - finite(base, xp))
+
+
+@fused
+def _normaliser(mass: Array, base: Array, xp: Any) -> Array:
+    return xp.where(base == -math.inf, 1.0, mass)
 
 
 class _Scaled(NamedTuple):
@@ -239,9 +266,8 @@ def merge_totals(a: Totals, b: Totals) -> Totals:
     xp = array_namespace(*a, *b)
     if is_numpy_array(a.base) and not (a.base.any() or b.base.any()):  # all scales are 1
         return Totals(a.total + b.total, np.maximum(a.base, b.base))
-    base = xp.maximum(a.base, b.base)
-    scale_a, scale_b = (xp.exp(x.base - finite(base, xp)) for x in (a, b))
-    return Totals(rescale(a.total, scale_a) + rescale(b.total, scale_b), base)
+    base, scale_a, scale_b = common_base(a.base, b.base, xp)
+    return Totals(add_weighted(a.total, scale_a, b.total, scale_b, xp), base)
 
 
 @as_written

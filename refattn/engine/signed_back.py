@@ -20,7 +20,15 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ..arrays.arithmetic import multiply, sum_of_products, sum_of_visible, times, with_ones
+from ..arrays.arithmetic import (
+    exp_from,
+    exp_of_sum,
+    multiply,
+    sum_of_products,
+    sum_of_visible,
+    times,
+    with_ones,
+)
 from ..arrays.blocks import (
     WHOLE,
     add_part,
@@ -37,6 +45,7 @@ from ..arrays.library import (
     array_namespace,
     as_written,
     device,
+    fused,
     is_numpy_array,
     own_copy,
     untraced,
@@ -44,7 +53,6 @@ from ..arrays.library import (
 from ..arrays.threads import Sequencer, for_each
 from ..features import Features
 from ..numbers.tape import Traced, given, pull_to_steps
-from .attend import finite
 from .attend_back import pull_normaliser, zeros_of
 from .causal import Seen, heads_at_once, leaf_shape, leaves, running, step_size, whole_leaves
 from .hops import Keys, joined
@@ -86,21 +94,21 @@ class Mapped(NamedTuple):
 
     def at_base_of(self, totals: Totals) -> Array:
         """Evaluate features at the base of sums."""
-        factor = self.xp.exp(self.log + self.xp.matrix_transpose(totals.base))
+        factor = exp_of_sum(self.log, self.xp.matrix_transpose(totals.base), self.xp)
         return factor if self.values is None else self.values * factor
 
     def sums(self, x: Array) -> Totals:
         """Sum features times x, (..., F, w), with a base for each feature or one for all."""
         # Features with logs of their own have a base each: one for all would flush small ones.
         xp, base = self.xp, self.xp.max(self.log, axis=-2, keepdims=True)
-        features = xp.exp(self.log - finite(base, xp))
+        features = exp_from(self.log, base, xp)
         features = features if self.values is None else self.values * features
         return Totals(sum_of_products(xp.matrix_transpose(features), x), xp.matrix_transpose(base))
 
     def pull_pairs(self, x: Array, totals: Totals) -> Array:
         """Pull x, which the tokens bring to pairs with those that were summed, back to features."""
         moved = multiply(x, self.xp.matrix_transpose(totals.total))
-        return times(moved, self.xp.exp(self.log + self.xp.matrix_transpose(totals.base)))
+        return _times_exp_of_sum(moved, self.log, self.xp.matrix_transpose(totals.base), self.xp)
 
     def pull_values(self, totals: Totals) -> Array:
         """Pull sums over queries back to the values of the keys."""
@@ -115,6 +123,12 @@ class Mapped(NamedTuple):
             log = xp.concat([log, none], axis=-2)
         values = None if self.values is None else leaves(self.values, shape, xp)
         return self._replace(values=values, log=leaves(log, shape, xp))
+
+
+@fused
+def _times_exp_of_sum(x: Array, log: Array, base: Array, xp: Any) -> Array:
+    """Multiply our own temporary `x` by e^(log + base)."""
+    return times(x, xp.exp(log + base))
 
 
 class SignedBack:
@@ -194,6 +208,7 @@ class SignedBack:
         return moved, self.weights(queries, keys, visible)
 
 
+@fused
 def _inverse(mass: Array, blind: Array, xp: Any) -> Array:
     """Invert the normaliser; 0 where no key is seen."""
     return xp.where(blind, 0.0, 1.0 / xp.where(blind, 1.0, mass))
@@ -202,9 +217,13 @@ def _inverse(mass: Array, blind: Array, xp: Any) -> Array:
 def _scale_pairs(queries: Mapped, keys: Mapped, products: Array, visible: Array | None) -> Array:
     """Multiply pairs (..., c, c) by their e^log, 0 where hidden."""
     xp = queries.xp
+    return _visible_pairs(products, queries.log, xp.matrix_transpose(keys.log), visible, xp)
+
+
+@fused
+def _visible_pairs(products: Array, x: Array, y: Array, visible: Array, xp: Any) -> Array:
     # Both are masked: the log so that e^log is finite, the product as 0 times nan would be nan.
-    logs = xp.where(visible, queries.log + xp.matrix_transpose(keys.log), -math.inf)
-    return xp.where(visible, products * xp.exp(logs), 0.0)
+    return xp.where(visible, products * xp.exp(xp.where(visible, x + y, -math.inf)), 0.0)
 
 
 @attend_by_sums.pullback

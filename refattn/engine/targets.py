@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays.arithmetic import multiply
-from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, some_heads, tiles
+from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, room, some_heads, tiles
 from ..arrays.library import (
     Array,
     Doubles,
@@ -69,9 +69,18 @@ def draw_from_targets(targets: Targets, xp: Any) -> Array:
     wide = widest(q, xp)
     # A cumulative sum of many shares in float32 would miss keys: it is in the widest type.
     root, columns = root_scale(scale, q), block_shape(q)[1]
+    wide_root = root_scale(scale, xp.astype(q[..., :1, :], wide))
     below_one = 1 - float(xp.finfo(wide).eps)
     out = xp.empty((*u.shape, d), dtype=q.dtype, device=device(q))
-    for *head, i in tiles((*lead, n), max(1, math.prod(block_shape(q)) // (columns * num_samples))):
+    boxes, z = list(tiles((*lead, n), max(1, room(q) // (columns * num_samples)))), None
+    if not is_numpy_array(q):  # one copy to the device, of what is drawn box by box
+        noise = np.empty(out.shape)
+        for box in boxes:
+            noise[box] = rng.standard_normal(noise[box].shape)
+        z, u = constant(noise, q), xp.asarray(u, dtype=wide, device=device(q))
+    most = xp.asarray(below_one, dtype=wide, device=device(q))
+    for box in boxes:
+        *head, i = box
         stop = max(0, min(m, i.stop + m - n)) if causal else m  # keys that some of the rows see
         q_i = part(q, (*head, i, WHOLE))
         k_h = part(k, (*head, slice(0, stop), WHOLE))
@@ -80,19 +89,17 @@ def draw_from_targets(targets: Targets, xp: Any) -> Array:
         scores = Scores(root * root, mask=seen, causal=causal)
         lse = attend(q_i, k_h, k_h[..., :1], scores).lse
         lse = xp.where(lse == -math.inf, 0.0, xp.astype(lse, wide))[..., None]
-        scaled = xp.astype(q_i, wide)
-        wide_root = root_scale(scale, scaled)
-        scaled = scaled * (wide_root * wide_root)
+        scaled = xp.astype(q_i, wide) * (wide_root * wide_root)
         shift = stop - (i.stop - i.start) if causal else None
         # Shares are computed twice: for their total, which rounding leaves off 1, and to choose.
         shares = _KeyShares(scaled, k_h, lse, seen, shift, list(blocks(0, stop, columns)), xp)
         total = shares.total()
         # At most below_one * total: some key is chosen, though u rounds to 1 in float32.
-        u_i = total * xp.minimum(constant(u[(*head, i)], total), constant(below_one, total))
+        u_i = total * xp.minimum(constant(u[box], total), most)
         key = shares.key_at(u_i)
         key = key + xp.astype(0.0 * total, q.dtype)[..., None]  # a nan that was seen
-        z = rng.standard_normal((*u[(*head, i)].shape, d))
-        omega = constant(z, q) + root * (q_i[..., None, :] + key)
+        z_i = constant(rng.standard_normal((*u[box].shape, d)), q) if z is None else z[box]
+        omega = z_i + root * (q_i[..., None, :] + key)
         out = put(out, (*head, i, slice(0, num_samples), slice(0, d)), omega)
     return out
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ..arrays import checks, key_samples, qkv
-from ..arrays.arithmetic import square_norm, with_ones
-from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, part, put, some_heads, tiles
+from ..arrays.arithmetic import finite, square_norm, with_ones
+from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, part, put, room, some_heads, tiles
 from ..arrays.heads import broadcast_lead, group_heads, group_with_lead
 from ..arrays.library import (
     Array,
@@ -16,6 +16,7 @@ from ..arrays.library import (
     centred,
     constant,
     device,
+    fused,
     is_numpy_array,
     reverse,
     root_scale,
@@ -23,7 +24,7 @@ from ..arrays.library import (
     untraced,
     widest,
 )
-from ..engine.attend import Attended, attend, finite, merge
+from ..engine.attend import Attended, attend, merge
 from ..engine.scores import Scores
 from ..numbers.primitives import retraced
 from ..numbers.tape import Traced
@@ -227,12 +228,21 @@ def _factor_kernel(a: Array, xp: Any) -> tuple[Array, Array]:
     least = size * xp.finfo(a.dtype).eps
     lower, heads = xp.zeros_like(a), (WHOLE,) * (a.ndim - 2)
     for s in range(size):
-        pivot = a[..., :1, :1]
-        column = a[..., :1] / xp.sqrt(xp.where(pivot > least, pivot, math.inf))
+        column = _column_of_factor(a[..., :1], a[..., :1, :1], float(least), xp)
         rest = column[..., 1:, :]
-        a = a[..., 1:, 1:] - rest * xp.matrix_transpose(rest)
+        a = _less_product(a[..., 1:, 1:], rest, xp.matrix_transpose(rest), xp)
         lower = put(lower, (*heads, slice(s, size), slice(s, s + 1)), column)
     return lower, _diagonal(lower, xp) > 0
+
+
+@fused
+def _column_of_factor(column: Array, pivot: Array, least: float, xp: Any) -> Array:
+    return column / xp.sqrt(xp.where(pivot > least, pivot, math.inf))
+
+
+@fused
+def _less_product(x: Array, y: Array, z: Array, xp: Any) -> Array:
+    return x - y * z
 
 
 def _diagonal(x: Array, xp: Any) -> Array:
@@ -386,7 +396,7 @@ class SampledKeyInputs(NamedTuple):
         """Yield which queries, and with an axis for each of them their samples, some at once."""
         q, k, v, mask, indices, log_p, scale, xp = self.sample
         size = max(1, indices.shape[-1] * (q.shape[-1] + v.shape[-1]))
-        most = max(at_least, math.prod(block_shape(q)) // size)
+        most = max(at_least, room(q) // size)
         for box in tiles((*self.lead, q.shape[-2]), most):
             rows = (*box, WHOLE)
             k_h, v_h = (some_heads(x, box[:-1])[..., None, :, :] for x in (k, v))

@@ -11,8 +11,8 @@ import math
 from typing import Any, NamedTuple, get_args
 
 from ..arrays import checks, qkv
-from ..arrays.arithmetic import square_norm
-from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, some_heads, tiles
+from ..arrays.arithmetic import finite, square_norm
+from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, room, some_heads, tiles
 from ..arrays.heads import group_heads, group_with_lead
 from ..arrays.library import (
     Array,
@@ -21,6 +21,7 @@ from ..arrays.library import (
     constant,
     device,
     first_rows,
+    fused,
     is_numpy_array,
     root_scale,
     take_flat,
@@ -28,7 +29,7 @@ from ..arrays.library import (
     widest,
 )
 from ..arrays.shown import held
-from ..engine.attend import attend, finite
+from ..engine.attend import attend
 from ..engine.hops import Keys
 from ..engine.scores import Scores
 from ..typing import KEY_LAWS, KeyLaw, Pivots
@@ -129,7 +130,7 @@ def _draw_pivots(
     """Choose a key for each number of u, (..., S), a few heads at a time."""
     (*lead, m, d), size, wide = k.shape, u.shape[-1], widest(k, xp)
     chosen = xp.empty(u.shape, dtype=xp.int32, device=device(k))
-    for head in tiles(tuple(lead), math.prod(block_shape(k)) // (m * (size + d))):
+    for head in tiles(tuple(lead), room(k) // (m * (size + d))):
         box = (*head, WHOLE)
         seen = None if mask is None else part(mask, (*box, WHOLE))
         x = xp.astype(centred(part(k, (*box, WHOLE)), seen, xp), wide)
@@ -164,16 +165,31 @@ def _choose_in_turn(x: Array, left: Array, u: Array, exponential: bool, xp: Any)
             share = xp.exp(log_weight - top) * left
         at = _invert(share, u[:, s : s + 1], xp)
         place = first + at
-        apart = xp.sum((x - take_flat(x, place, xp)[:, None, :]) ** 2, axis=-1)
+        apart = _square_distance(x, take_flat(x, place, xp)[:, None, :], xp)
         known = s if is_numpy_array(x) else size  # a part is copied by others
         factor = xp.reshape(take_flat(rows[..., None], of_rows + at, xp), (heads, 1, size))
-        row = xp.exp(-0.5 * apart)[:, None, :] - factor[..., :known] @ rows[:, :known, :]
-        row = row[:, 0, :] / xp.sqrt(take_flat(left[..., None], place, xp))
-        left = left - row**2
-        left = xp.where(left > size * eps, left, 0.0)
+        product = (factor[..., :known] @ rows[:, :known, :])[:, 0, :]
+        row = _residual_row(apart, product, take_flat(left[..., None], place, xp), xp)
+        left = _what_is_left(left, row, float(size * eps), xp)
         rows = put(rows, (WHOLE, slice(s, s + 1), WHOLE), row[:, None, :])
         chosen.append(at)
     return xp.concat(chosen, axis=-1)
+
+
+@fused
+def _square_distance(x: Array, y: Array, xp: Any) -> Array:
+    return xp.sum((x - y) ** 2, axis=-1)
+
+
+@fused
+def _residual_row(apart: Array, product: Array, pivot: Array, xp: Any) -> Array:
+    return (xp.exp(-0.5 * apart) - product) / xp.sqrt(pivot)
+
+
+@fused
+def _what_is_left(left: Array, row: Array, least: float, xp: Any) -> Array:
+    rest = left - row**2
+    return xp.where(rest > least, rest, 0.0)
 
 
 def _invert(share: Array, u: Array, xp: Any) -> Array:
@@ -310,7 +326,7 @@ def _draw_from_softmax(
     indices = xp.zeros((*lead, n, size), dtype=xp.int32, **options)
     log_p = xp.zeros((*lead, n, size), dtype=q.dtype, **options)
     below_one = 1 - xp.finfo(wide).eps
-    for *head, i in tiles((*lead, n), max(1, math.prod(block_shape(q)) // (m * size))):
+    for *head, i in tiles((*lead, n), max(1, room(q) // (m * size))):
         box = (*head, i, WHOLE)
         q_i, k_h = xp.astype(part(q, box), wide), xp.astype(some_heads(k, head), wide)
         seen = None if mask is None else part(mask, box)

@@ -11,7 +11,7 @@ import numpy as np
 from ..arrays import checks, qkv
 from ..arrays.arithmetic import Workspace
 from ..arrays.heads import group_heads
-from ..arrays.library import Array, as_written, is_numpy_array, own_copy, untraced
+from ..arrays.library import Array, as_written, fused, is_numpy_array, own_copy, untraced
 from ..engine import signed
 from ..engine.attend_back import zeros_of
 from ..engine.hops import Keys
@@ -202,12 +202,18 @@ def _scale_rows(values: Array, xp: Any) -> Features:
 
     Rows of ordinary size are as they are, on NumPy.
     """
-    peak = xp.max(xp.abs(values), axis=-1)
-    peak = xp.where(peak == 0, 1.0, peak)
+    peak = _largest(values, xp)
     if is_numpy_array(values):
         most = _most_of_ordinary(values.dtype)
         peak = np.where((peak >= 1 / most) & (peak <= most), 1.0, peak)
     return Features(values / peak[..., None], xp.log(peak))
+
+
+@fused
+def _largest(values: Array, xp: Any) -> Array:
+    """Find the largest size in each row, 1 where all are 0."""
+    peak = xp.max(xp.abs(values), axis=-1)
+    return xp.where(peak == 0, 1.0, peak)
 
 
 def _are_ordinary(values: Array) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from .. import sampling
 from ..arrays import checks, frequencies, qkv
 from ..arrays.arithmetic import square_norm
-from ..arrays.blocks import WHOLE, block_shape, blocks, part, some_heads
+from ..arrays.blocks import WHOLE, blocks, part, room, some_heads
 from ..arrays.heads import group_heads
 from ..arrays.library import (
     Array,
@@ -278,7 +278,7 @@ class ChunkMoments(NamedTuple):
         """Some chunks of queries at once, of all heads."""
         q = self.chunks.q
         row = max(1, math.prod(q.shape[:-3]) * q.shape[-2] * q.shape[-1] ** 2)
-        return blocks(0, q.shape[-3], max(1, math.prod(block_shape(q)) // row))
+        return blocks(0, q.shape[-3], max(1, room(q) // row))
 
     def far(self, some: slice) -> tuple[Array, Array, Scores]:
         """Keys and values that stand for chunks, and how some chunks of queries attend to them."""

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 from .. import features, sampling
 from ..arrays import checks, qkv
-from ..arrays.arithmetic import square_norm
+from ..arrays.arithmetic import finite, square_norm
 from ..arrays.blocks import some_heads
 from ..arrays.heads import group_heads
 from ..arrays.library import Array, as_written, constant, root_scale, untraced
 from ..engine import signed
-from ..engine.attend import Attended, attend, finite
+from ..engine.attend import Attended, attend
 from ..engine.hops import Keys, Samples
 from ..engine.positive import two_hops
 from ..engine.scores import Scores

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...arrays.arithmetic import flush_small
+from ...arrays.arithmetic import finite, flush_small
 from ...arrays.blocks import blocks
 from ...arrays.library import Array, Doubles
 from ...certified.blocks import PairedAttention, attend_in_pairs
-from ...engine.attend import Sums, combine, finite, normalise, sum_values
+from ...engine.attend import Sums, combine, normalise, sum_values
 from ...engine.scores import Band, Scores
 from ...numbers.pairs import to_pairs
 from .roundings import Roundings
