@@ -213,7 +213,7 @@ def test_batches_of_proposals():
 
 def test_frequencies_do_not_lose_a_gauge_silently():
     law = sampling.Gaussian([1.0, 0.0], gauge=[[2.0, 0.0], [0.0, 1.0]])
-    with pytest.raises(ValueError, match="must have no gauge, .* give it to the estimator"):
+    with pytest.raises(ValueError, match=r"must have no gauge, .* give it to the estimator"):
         sampling.draw(3, 2, proposal=law, rng=0)
     assert sampling.draw(3, 2, proposal=sampling.Gaussian(law.mean), rng=0).omega.shape == (3, 2)
 
