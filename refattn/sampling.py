@@ -346,7 +346,8 @@ def draw(
     TypeError
         If `num_samples` or `d` is not an integer or `proposal` not a proposal.
     ValueError
-        If `num_samples` or `d` is below 1, `coupling` is unknown or `proposal` has another d.
+        If `num_samples` or `d` is below 1, `coupling` is unknown or `proposal` has another d or a
+        gauge.
 
     Warns
     -----
@@ -373,6 +374,11 @@ def draw(
     if not isinstance(proposal, Gaussian | Mixture):
         raise TypeError(
             f"`proposal` must be a Gaussian, a Mixture or None, got {type(proposal).__name__}."
+        )
+    if isinstance(proposal, Gaussian) and proposal.gauge is not None:
+        raise ValueError(
+            "`proposal` must have no gauge, which frequencies alone would lose: give it to the "
+            "estimator, or draw from Gaussian(mean, cov) for the q and k of its `change_gauge`."
         )
     frequencies.over("proposal", proposal, d)
     if not proposal.has_finite_variance():

@@ -83,6 +83,8 @@ def choose_frequencies(
     if omega is None:
         d = like.shape[-1]
         checks.length(size, count, d)
+        if isinstance(proposal, sampling.Gaussian):  # q and k are in its gauge already
+            proposal = sampling.Gaussian(proposal.mean, proposal.cov)
         omega, log_weight = sampling.draw(count, d, coupling=coupling, proposal=proposal, rng=rng)
     return frequencies.shared(omega, log_weight, like, lead)
 

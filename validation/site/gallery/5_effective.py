@@ -19,7 +19,8 @@ best = adapt.optimal_gaussian(*(moments.estimate(x * 32**-0.25) for x in (q, k))
 gauge = np.asarray(fitted.gauge)
 turned = q @ gauge.T, k @ np.linalg.inv(gauge)
 cases = {"standard": (None, (q, k), "o-"), "best Gaussian": (best, (q, k), "s--")}
-cases["best Gaussian and gauge"] = (fitted, turned, "^-.")
+in_gauge = sampling.Gaussian(fitted.mean, fitted.cov)
+cases["best Gaussian and gauge"] = (in_gauge, turned, "^-.")
 figure, ((axes,),) = panels()
 for name, (law, (a, b), mark) in cases.items():
     omega, log_weight = sampling.draw(256, 32, proposal=law, rng=0)
