@@ -47,7 +47,8 @@ from .wrong_rows import (
     row_sizes,
 )
 
-_LOG, _Some = logging.getLogger(__name__), TypeVar("_Some")
+_LOG = logging.getLogger(__name__)
+_Some = TypeVar("_Some")
 _RMS, _LARGEST = 2.0, 15.0  # of z, at most, where an alternative holds
 EXPLAINED_BY_WRONG = 0.7  # of the error, at least, that is explained by what does not hold
 _MOST_PART = (
