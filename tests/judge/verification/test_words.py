@@ -176,7 +176,7 @@ def test_keys_in_blocks(tmp_path, options):
 def test_tensors_of_torch_are_named_in_its_words():
     torch = pytest.importorskip("torch")
     x = torch.zeros((2, 4, 4))
-    with pytest.raises(ValueError, match="`q` must hold numbers, got a tensor on the meta device"):
+    with pytest.raises(TypeError, match="`q` must be a dense array, got a tensor of device meta"):
         refattn.verify(**dict.fromkeys(("q", "k", "v", "out"), x.to("meta")))
     with pytest.raises(TypeError, match=r"for example with q.to\(torch.float32\)"):
         refattn.softmax_attention(*[x.bfloat16()] * 3)
