@@ -69,7 +69,7 @@ def draw_from_targets(targets: Targets, xp: Any) -> Array:
     wide = widest(q, xp)
     # A cumulative sum of many shares in float32 would miss keys: it is in the widest type.
     root, columns = root_scale(scale, q), block_shape(q)[1]
-    wide_root = root_scale(scale, xp.astype(q[..., :1, :], wide))
+    wide_root = root_scale(scale, xp.astype(q[..., : min(n, 1), :], wide))
     below_one = 1 - float(xp.finfo(wide).eps)
     out = xp.empty((*u.shape, d), dtype=q.dtype, device=device(q))
     boxes, z = list(tiles((*lead, n), max(1, room(q) // (columns * num_samples)))), None
@@ -95,10 +95,14 @@ def draw_from_targets(targets: Targets, xp: Any) -> Array:
         shares = _KeyShares(scaled, k_h, lse, seen, shift, list(blocks(0, stop, columns)), xp)
         total = shares.total()
         # At most below_one * total: some key is chosen, though u rounds to 1 in float32.
-        u_i = total * xp.minimum(constant(u[box], total), most)
+        u_i = total * xp.minimum(constant(u[(*box, ...)], total), most)
         key = shares.key_at(u_i)
         key = key + xp.astype(0.0 * total, q.dtype)[..., None]  # a nan that was seen
-        z_i = constant(rng.standard_normal((*u[box].shape, d)), q) if z is None else z[box]
+        z_i = (
+            constant(rng.standard_normal((*u[(*box, ...)].shape, d)), q)
+            if z is None
+            else z[(*box, ...)]
+        )
         omega = z_i + root * (q_i[..., None, :] + key)
         out = put(out, (*head, i, slice(0, num_samples), slice(0, d)), omega)
     return out

@@ -63,7 +63,10 @@ def read_size(archive: zipfile.ZipFile, name: str, member: zipfile.ZipInfo) -> i
         read = np.lib.format.read_array_header_2_0 if wide else np.lib.format.read_array_header_1_0
         if version not in ((1, 0), (2, 0)):  # 3 is for names of fields
             raise ValueError(f"`{name}` is of version {version[0]} of its format")
-        shape, _, dtype = read(stream)
+        try:
+            shape, _, dtype = read(stream)
+        except ValueError as error:
+            raise ValueError(f"`{name}`: {error}") from None
         if dtype.hasobject:
             raise ValueError(f"`{name}`: holds Python objects, not numbers")
         size = math.prod(shape) * dtype.itemsize

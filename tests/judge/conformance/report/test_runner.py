@@ -467,7 +467,7 @@ def test_json_alone_without_a_file_below(monkeypatch, tmp_path):
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    words = ("--estimator", "softmax", "--format", "json", "--check", "contract")
+    words = ("--estimator", "softmax", "--format", "json", "--check", "contract", "--in-process")
     result = run("check", "printing_here:fn", *words)
     assert json.loads(result.stdout)["verdict"] == "PASS"
     assert "printed" in result.stderr
