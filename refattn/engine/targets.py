@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -80,7 +80,7 @@ def draw_from_targets(targets: Targets, xp: Any) -> Array:
         z, u = constant(noise, q), xp.asarray(u, dtype=wide, device=device(q))
     most = xp.asarray(below_one, dtype=wide, device=device(q))
     for box in boxes:
-        *head, i = box
+        (*head, i), at = box, cast(Any, (*box, ...))
         stop = max(0, min(m, i.stop + m - n)) if causal else m  # keys that some of the rows see
         q_i = part(q, (*head, i, WHOLE))
         k_h = part(k, (*head, slice(0, stop), WHOLE))
@@ -95,14 +95,10 @@ def draw_from_targets(targets: Targets, xp: Any) -> Array:
         shares = _KeyShares(scaled, k_h, lse, seen, shift, list(blocks(0, stop, columns)), xp)
         total = shares.total()
         # At most below_one * total: some key is chosen, though u rounds to 1 in float32.
-        u_i = total * xp.minimum(constant(u[(*box, ...)], total), most)
+        u_i = total * xp.minimum(constant(u[at], total), most)
         key = shares.key_at(u_i)
         key = key + xp.astype(0.0 * total, q.dtype)[..., None]  # a nan that was seen
-        z_i = (
-            constant(rng.standard_normal((*u[(*box, ...)].shape, d)), q)
-            if z is None
-            else z[(*box, ...)]
-        )
+        z_i = constant(rng.standard_normal((*u[at].shape, d)), q) if z is None else z[at]
         omega = z_i + root * (q_i[..., None, :] + key)
         out = put(out, (*head, i, slice(0, num_samples), slice(0, d)), omega)
     return out
