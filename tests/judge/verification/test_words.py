@@ -10,6 +10,7 @@ import pytest
 import refattn
 from refattn import packed, testing, verify
 from refattn.files.tensors import open_tensors
+from refattn.judge.mistakes.causes import reasons
 from refattn.judge.verification import door, judging
 from refattn.judge.verification.judging import judge_all
 from refattn.judge.verification.reading import pose_tensors, read_parts
@@ -142,6 +143,19 @@ def test_causes_that_are_not_searched_for(monkeypatch):
     assert "dk is 1.019999" in text  # what is measured anyway, and explains all
     with pytest.raises(AssertionError, match="causes were not searched for"):
         testing.assert_attention_close(out + noise, q, k, v, explain=False)
+
+
+def test_an_error_in_the_search_for_causes_ends_no_verdict(errors_of_causes, monkeypatch, caplog):
+    monkeypatch.setattr(reasons, "ERRORS", errors_of_causes)
+    broken = Mock(side_effect=IndexError("of the search"))
+    monkeypatch.setattr(reasons, "search_causes", broken)
+    monkeypatch.setattr(reasons, "explain_backward", broken)
+    q, k, v, d_out = np.random.default_rng(0).standard_normal((4, 24, 8)).astype(f32)
+    out, pullback = refattn.vjp(refattn.softmax_attention, q, k, v)
+    given = {"q": q, "k": k, "v": v, "d_out": d_out, "out": np.flip(out, 0).copy()}
+    found = refattn.verify(**given, dv=1.5 * pullback(d_out).v)
+    assert [x.verdict for x in found.parts.values()] == ["FAIL", "FAIL"]
+    assert caplog.text.count("search for causes ended with IndexError('of the search')") == 2
 
 
 def paged(options):

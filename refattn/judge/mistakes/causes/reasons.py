@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, wraps
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -44,6 +46,8 @@ from .states import explain_states
 from .suspects import as_suspect, say_what_is_left
 from .wrong_rows import Sample
 
+ERRORS: tuple[type[Exception], ...] = (ArithmeticError, LookupError, TypeError, ValueError)
+_LOG = logging.getLogger(__name__)
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
 _MOST_REST = 16.0  # the same, up to which a factor is one
@@ -78,6 +82,24 @@ _IN_FLOAT32 = (  # what is said of such numbers of float64, and their cause
 _TRUNCATED = 2.0  # spacings beyond which nothing is truncated
 
 
+def _ends_no_verdict(verdicts: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a search to return the verdicts that it was given, if it meets an error."""
+
+    def decorate(search: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(search)
+        def run(*args: Any, **named: Any) -> Any:
+            try:
+                return search(*args, **named)
+            except ERRORS as error:
+                _LOG.warning("refattn's search for causes ended with %r", error)
+                return signature(search).bind(*args, **named).arguments[verdicts]
+
+        return run
+
+    return decorate
+
+
+@_ends_no_verdict("verdict")
 def explain(
     problem: Problem, numbers: Numbers, verdict: Verdict, profile: ProfileChoice = None
 ) -> Verdict:
@@ -153,6 +175,7 @@ def explain(
     return verdict._replace(suspects=suspects, place=at, remarks=remarks)
 
 
+@_ends_no_verdict("verdicts")
 def explain_gradients(
     parts: Mapping[str, Part],
     verdicts: Mapping[str, Verdict],
