@@ -8,12 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ContextDecorator
 from contextvars import copy_context
 from functools import cache
-from signal import SIGINT, getsignal, signal
+from signal import SIGINT, Signals, getsignal, signal
 from threading import Lock, current_thread, local, main_thread
 from types import FrameType
 from typing import Any
 
 _lock = Lock()
+# By which what runs may be ended: Ctrl-C, a limit of time, a request.
+_SIGNALS = [SIGINT, *(x for x in Signals if x.name in ("SIGALRM", "SIGTERM"))]
 
 
 def for_each(
@@ -146,7 +148,7 @@ def _find_control() -> _Control:
 class one_blas_thread(ContextDecorator):
     """Keep BLAS to one thread, for many small products; each `for_each` has the others.
 
-    An interrupt that comes while threads are set, end or are restored is raised after that.
+    A signal that comes while threads are set, end or are restored is handled after that.
     """
 
     def __init__(self, *, take: bool = False) -> None:
@@ -154,16 +156,18 @@ class one_blas_thread(ContextDecorator):
         self.count = 1  # that were taken
         self._held, self._takes = False, False
         self.end: Callable[[], None] = lambda: None  # what is to end before threads are restored
-        self._handler: Any = None  # that interrupts had
+        self._handlers: dict[int, Any] = {}  # that signals had
         self._interrupt: tuple[int, Any] | None = None
 
     def _recreate_cm(self) -> one_blas_thread:  # for each call of what it decorates
         return one_blas_thread(take=self._take)
 
     def __enter__(self) -> one_blas_thread:
-        if current_thread() is main_thread() and callable(handler := getsignal(SIGINT)):
-            self._handler = handler
-            signal(SIGINT, self._on_interrupt)
+        if current_thread() is main_thread():
+            for number in _SIGNALS:
+                if callable(handler := getsignal(number)):
+                    self._handlers[number] = handler
+                    signal(number, self._on_interrupt)
         self._control = control = _find_control()
         try:
             with _lock:
@@ -193,8 +197,9 @@ class one_blas_thread(ContextDecorator):
                 control.calls = max(control.calls - 1, 0)  # 0 already in a process forked meanwhile
                 if control.calls == 0 and max(control.before, default=1) > 1:
                     _set_blas_threads(control.before)
-        if self._handler is not None and getsignal(SIGINT) == self._on_interrupt:
-            signal(SIGINT, self._handler)
+        for number, handler in self._handlers.items():
+            if getsignal(number) == self._on_interrupt:
+                signal(number, handler)
         self._deliver()
 
     def put_off(self, function: Callable[[], None]) -> None:
@@ -208,14 +213,14 @@ class one_blas_thread(ContextDecorator):
         while within is not None and within.f_code not in codes:
             within = within.f_back
         if within is None:
-            self._handler(number, frame)
+            self._handlers[number](number, frame)
         else:
             self._interrupt = number, frame
 
     def _deliver(self) -> None:
         interrupt, self._interrupt = self._interrupt, None
         if interrupt is not None:
-            self._handler(*interrupt)
+            self._handlers[interrupt[0]](*interrupt)
 
 
 def _set_blas_threads(numbers: Sequence[int]) -> None:

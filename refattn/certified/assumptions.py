@@ -14,7 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.library import Array, array_namespace, device, has_float64, to_host
+from ..arrays.library import (
+    Array,
+    array_namespace,
+    device,
+    has_float64,
+    is_numpy_array,
+    is_torch_array,
+    to_host,
+)
 from ..arrays.words import with_known_keywords
 from ..numbers.doubled import EXP_ROUNDING, ROUNDING, Pair, as_pair, exp_pair, two_product, two_sum
 from ..numbers.slices import (
@@ -38,6 +46,13 @@ def require(like: Array, xp: Any) -> None:
         raise RuntimeError(
             f"certified attention needs float64, which {where[0]} on {where[1]} lacks."
         )
+    if is_numpy_array(like) or is_torch_array(like):  # a thread may flush them at any time
+        least = xp.full((1,), 2.0**-1022, dtype=xp.float64, device=device(like)) * 0.5
+        if not bool(least[0] > 0):
+            raise RuntimeError(
+                "certified attention needs subnormal numbers, which are flushed to 0: after "
+                "torch.set_flush_denormal(True), say."
+            )
     if where not in _FAILURES:
         try:
             _FAILURES[where] = self_test(like)

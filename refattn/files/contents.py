@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import stat
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from ..arrays.words import one_word
 
+_MOST_AXES = 64
 _LONGEST_HEADER = 1 << 16  # bytes of a header, which takes about 100
 _OTHER_FILES = {
     stat.S_ISCHR: "a device",
@@ -67,6 +68,7 @@ def read_size(archive: zipfile.ZipFile, name: str, member: zipfile.ZipInfo) -> i
             shape, _, dtype = read(stream)
         except ValueError as error:
             raise ValueError(f"`{name}`: {error}") from None
+        check_axes(name, shape)
         if dtype.hasobject:
             raise ValueError(f"`{name}`: holds Python objects, not numbers")
         size = math.prod(shape) * dtype.itemsize
@@ -74,6 +76,12 @@ def read_size(archive: zipfile.ZipFile, name: str, member: zipfile.ZipInfo) -> i
         if min(shape, default=0) < 0 or size != there:
             raise ValueError(f"`{name}` of shape {shape} and {dtype} has {there} bytes")
     return size
+
+
+def check_axes(name: str, shape: Sequence[int]) -> None:
+    """Check that NumPy has arrays of so many axes."""
+    if len(shape) > _MOST_AXES:
+        raise ValueError(f"`{name}` has {len(shape)} axes, of which NumPy has {_MOST_AXES} at most")
 
 
 def must_fit(sizes: Mapping[str, int]) -> None:

@@ -92,6 +92,14 @@ class Truth:
     def __invert__(self) -> Truth:
         return Truth(~self.x, self.doubt)
 
+    def __bool__(self) -> bool:
+        if bool(self.doubt):
+            raise ValueError(
+                "Errors leave a comparison open, on which a branch of the formula depends: write "
+                "both sides with `where`."
+            )
+        return bool(self.x)
+
     def __getitem__(self, index: Any) -> Truth:
         return Truth(self.x[index], self.doubt[index])
 

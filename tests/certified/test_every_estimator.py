@@ -157,3 +157,26 @@ def test_a_formula_with_another_function_is_an_error():
         certified.evaluate(formula, x, x, x)
     with pytest.raises(TypeError, match="must hold an array"):
         certified.evaluate(formula, 1.0)
+
+
+def test_branches_that_errors_leave_open():
+    """A third times 3 is 1 to the last digit of a pair: no branch may depend on more."""
+
+    def branched(x, limit):
+        return x if (x / 3 * 3)[0] > (x + limit)[0] else -x
+
+    assert certified.evaluate(branched, np.ones(1), limit=0.5).value.hi == -1
+    with pytest.raises(ValueError, match="a comparison open"):
+        certified.evaluate(branched, np.ones(1), limit=2.0**-115)
+
+
+def test_subnormal_numbers_that_are_flushed(torch):
+    x = torch.tensor([1.25 * 2.0**-1022], dtype=torch.float64)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("the processor does not flush them")
+    try:
+        for like in (x, x.numpy()):
+            with pytest.raises(RuntimeError, match="needs subnormal numbers"):
+                certified.evaluate(lambda x: x - 2.0**-1022, like)
+    finally:
+        torch.set_flush_denormal(False)

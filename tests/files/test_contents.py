@@ -86,6 +86,7 @@ def test_no_regular_file_is_opened(tmp_path, kind, suffix):
         (header((3,), "|O") + bytes(24), "`q`: holds Python objects"),
         (b"\x93NUMPY\x02\x00\xff\xff\xff\xff{}", "`q` has a header of 4294967295 bytes"),
         (b"\x93NUMPY\x09\x00\x02\x00\x00\x00{}", "`q` is of version 9"),
+        (header((1,) * 73) + bytes(4), "`q` has 73 axes"),
         (b"0123456789ab", "`q` is not an array"),
         (b"", "`q` is not an array"),
     ],
@@ -105,6 +106,13 @@ def test_two_members_of_a_name(tmp_path):
     path = tmp_path / "x.safetensors"
     path.write_bytes(struct.pack("<Q", len(words)) + words.encode() + bytes(24))
     refused(path, "two entries of the name 'q'|not a complete")
+
+
+def test_more_axes_than_arrays_have(tmp_path):
+    words = json.dumps({"q": {"dtype": "F32", "shape": [1] * 73, "data_offsets": [0, 4]}})
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", len(words)) + words.encode() + bytes(4))
+    refused(path, "`q` has 73 axes")
 
 
 def test_arrays_larger_than_memory(tmp_path, monkeypatch):

@@ -243,6 +243,7 @@ def verify(
     alpha = check_alpha(alpha)
     check_hardware("hardware", hardware)
     checks.flag("everything", everything)
+    checks.flag("explain", explain)
     checks.choice("empty_rows", empty_rows, EMPTY_ROWS)
     # Read the results, whose shapes follow from the problem, and find the type of each.
     n, _, d_v = problem.shape

@@ -409,7 +409,7 @@ def _leave(verdict: Verdict) -> Verdict:
     """Say of a wrong part that its causes were not searched for."""
     if verdict.verdict != "FAIL":
         return verdict
-    suspects = [x for x in verdict.suspects if x.explained >= _ALL_BUT]
+    suspects = [x for x in verdict.suspects if (x.name, x.explained > _ALL_BUT) == ("factor", True)]
     return verdict._replace(suspects=suspects).with_remark(NOT_EXPLAINED)
 
 

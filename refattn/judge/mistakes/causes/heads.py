@@ -25,6 +25,7 @@ _NEUTRAL = {"mask": True, "bias": 0.0, "sinks": -math.inf}  # values that change
 _COMPARED_PAIRS = 2**22  # of queries and keys, at most, of masks and biases that are compared
 _MOST_TILES = 64  # of keys, at most
 _MOST_SCORE = 300.0  # of other keys, less the log normaliser: then their weights stay finite
+_LEFT_OF_SUM = 0.1  # of the squared error, at most, that sums of heads leave
 _NO_PART = 0.02  # of a sum of heads, at most
 _MOST_FACTOR = 4.0  # of an output that is added: a larger one is another mistake
 _CROSSED = 16  # tiles, at most, that are tried in the place of each other
@@ -223,7 +224,11 @@ def list_summed(problem: Problem, sample: Sample) -> Iterator[Alternative]:
         if not 1 < len(heads) <= min(_HEADS, x.got.size // 2) or not np.all(np.isfinite(x.got)):
             return
         outs = [given.result(x.rows._replace(at=y)).out.ravel() for y in heads]
-        fitted = np.linalg.lstsq(np.stack(outs, -1), x.got.ravel())[0].tolist()
+        every, got = np.stack(outs, -1), x.got.ravel()
+        fitted = np.linalg.lstsq(every, got)[0].tolist()
+        # Small parts of many heads fit anything a little.
+        if _size(got - every @ fitted) > _LEFT_OF_SUM * _size(got - outs[heads.index(x.rows.at)]):
+            return
         found[x.rows.at] = {y: c for y, c in zip(heads, fitted, strict=True) if abs(c) > _NO_PART}
     factors = [abs(c) for x in found.values() for c in x.values()]
     if max(map(len, found.values()), default=0) > 1 and max(factors) < _MOST_FACTOR:
@@ -234,6 +239,10 @@ def list_summed(problem: Problem, sample: Sample) -> Iterator[Alternative]:
         )
         text = f"outputs are added: {', '.join(words)}"
         yield Alternative(text, problem, answer=add_up, plain=False)
+
+
+def _size(x: Doubles) -> float:
+    return float(np.sum(np.square(x)))
 
 
 def _add_up(problem: Problem, parts: Mapping[Index, Mapping[Index, float]], rows: Rows) -> Result:

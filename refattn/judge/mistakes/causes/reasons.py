@@ -51,6 +51,7 @@ _LOG = logging.getLogger(__name__)
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
 _MOST_REST = 16.0  # the same, up to which a factor is one
+_NEARLY_ALL = 1 - 1e-5  # of the error: what is left is what tests allow, as slack
 _SMALL_REST = 1.5  # mean square of z up to which a fit to the derivatives leaves roundings only
 _LINEAR_NAMES = ("factor", "truncated", "lse", "delta")  # derivatives to these hold for any size
 _FEATURE_MAPS: Mapping[str, Callable[[Any], Any]] = {  # that are mistaken for others
@@ -378,7 +379,8 @@ def tidy_fits(verdict: Verdict, failed: str) -> list[Suspect]:
             text = re.sub(r" ± \S*\d", "", text)
         # A factor is the same for errors of any size: one that leaves more than roundings is none.
         rest = square * (1 - min(x.explained, 1.0)) / max(1.0, abs(1 + x.estimate)) ** 2
-        if share >= _MOST and not (x.name == "factor" and rest > _MOST_REST):
+        none = x.name == "factor" and rest > _MOST_REST and x.explained < _NEARLY_ALL
+        if share >= _MOST and not none:
             fits.append(x._replace(explained=share, text=text))
     best = max((x.explained for x in fits), default=0.0)
     return sorted((x for x in fits if x.explained > best - _AS_GOOD), key=lambda x: -x.explained)
