@@ -12,7 +12,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import array_api_compat
 import numpy as np
-from array_api_compat import is_torch_array
 from array_api_compat import numpy as _NUMPY_NAMESPACE
 
 from .words import with_known_keywords
@@ -21,6 +20,7 @@ from .words import with_known_keywords
 device, to_device = array_api_compat.device, array_api_compat.to_device
 is_array_api_obj, is_jax_array = array_api_compat.is_array_api_obj, array_api_compat.is_jax_array
 is_cupy_array, is_dask_array = array_api_compat.is_cupy_array, array_api_compat.is_dask_array
+is_torch_array = array_api_compat.is_torch_array
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")

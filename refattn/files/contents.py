@@ -68,7 +68,7 @@ def read_size(archive: zipfile.ZipFile, name: str, member: zipfile.ZipInfo) -> i
             shape, _, dtype = read(stream)
         except ValueError as error:
             raise ValueError(f"`{name}`: {error}") from None
-        check_axes(name, shape)
+        must_have_axes(name, shape)
         if dtype.hasobject:
             raise ValueError(f"`{name}`: holds Python objects, not numbers")
         size = math.prod(shape) * dtype.itemsize
@@ -78,7 +78,7 @@ def read_size(archive: zipfile.ZipFile, name: str, member: zipfile.ZipInfo) -> i
     return size
 
 
-def check_axes(name: str, shape: Sequence[int]) -> None:
+def must_have_axes(name: str, shape: Sequence[int]) -> None:
     """Check that NumPy has arrays of so many axes."""
     if len(shape) > _MOST_AXES:
         raise ValueError(f"`{name}` has {len(shape)} axes, of which NumPy has {_MOST_AXES} at most")

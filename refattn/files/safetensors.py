@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays.words import one_word
-from .contents import check_axes
+from .contents import must_have_axes
 
 _NUMPY_TYPES = {"BOOL": "?", "C64": "<c8"}
 _NUMPY_TYPES |= {f"{kind}{8 * n}": f"<{kind.lower()}{n}" for kind in "IU" for n in (1, 2, 4, 8)}
@@ -67,7 +67,7 @@ def map_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[s
     tensors = {}
     for name, entry in header.items():
         first, last = entry["data_offsets"]
-        check_axes(one_word(name), entry["shape"])
+        must_have_axes(one_word(name), entry["shape"])
         part = raw[start + first : start + last]
         tensors[one_word(name)] = Tensor(entry["dtype"], tuple(entry["shape"]), part)
     return tensors, metadata

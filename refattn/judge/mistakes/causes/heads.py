@@ -227,7 +227,9 @@ def list_summed(problem: Problem, sample: Sample) -> Iterator[Alternative]:
         every, got = np.stack(outs, -1), x.got.ravel()
         fitted = np.linalg.lstsq(every, got)[0].tolist()
         # Small parts of many heads fit anything a little.
-        if _size(got - every @ fitted) > _LEFT_OF_SUM * _size(got - outs[heads.index(x.rows.at)]):
+        if _sum_of_squares(got - every @ fitted) > _LEFT_OF_SUM * _sum_of_squares(
+            got - outs[heads.index(x.rows.at)]
+        ):
             return
         found[x.rows.at] = {y: c for y, c in zip(heads, fitted, strict=True) if abs(c) > _NO_PART}
     factors = [abs(c) for x in found.values() for c in x.values()]
@@ -241,7 +243,7 @@ def list_summed(problem: Problem, sample: Sample) -> Iterator[Alternative]:
         yield Alternative(text, problem, answer=add_up, plain=False)
 
 
-def _size(x: Doubles) -> float:
+def _sum_of_squares(x: Doubles) -> float:
     return float(np.sum(np.square(x)))
 
 

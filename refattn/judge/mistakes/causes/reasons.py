@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, wraps
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -48,6 +48,7 @@ from .wrong_rows import Sample
 
 ERRORS: tuple[type[Exception], ...] = (ArithmeticError, LookupError, TypeError, ValueError)
 _LOG = logging.getLogger(__name__)
+_Search = TypeVar("_Search", bound=Callable[..., Any])
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
 _MOST_REST = 16.0  # the same, up to which a factor is one
@@ -83,10 +84,10 @@ _IN_FLOAT32 = (  # what is said of such numbers of float64, and their cause
 _TRUNCATED = 2.0  # spacings beyond which nothing is truncated
 
 
-def _ends_no_verdict(verdicts: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _ends_no_verdict(verdicts: str) -> Callable[[_Search], _Search]:
     """Decorate a search to return the verdicts that it was given, if it meets an error."""
 
-    def decorate(search: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(search: _Search) -> _Search:
         @wraps(search)
         def run(*args: Any, **named: Any) -> Any:
             try:
@@ -95,7 +96,7 @@ def _ends_no_verdict(verdicts: str) -> Callable[[Callable[..., Any]], Callable[.
                 _LOG.warning("refattn's search for causes ended with %r", error)
                 return signature(search).bind(*args, **named).arguments[verdicts]
 
-        return run
+        return cast(_Search, run)
 
     return decorate
 
