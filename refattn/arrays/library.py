@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import copy_context
@@ -99,15 +100,25 @@ def fused(step: Callable[..., _Result]) -> Callable[..., _Result]:
     A step is a pure function of arrays and numbers by position, and at last of their namespace. It
     has elementwise functions only and asks for no value and no shape: then results have the shape
     that its arguments broadcast to. Or it has one reduction, after which it uses only what that
-    returned. It calls no other step. What a tape traces is recorded function by function.
+    returned. It calls no other step. What a tape traces is recorded function by function. A version
+    of CuPy that makes no kernel of a step is warned of, and runs it as it is, too.
     """
+    refused = False
 
     @wraps(step)
     def run(*arguments: Any) -> _Result:
-        if arguments[-1] is sys.modules.get("array_api_compat.cupy"):
+        nonlocal refused
+        if refused or arguments[-1] is not sys.modules.get("array_api_compat.cupy"):
+            return step(*arguments)
+        try:
             result: _Result = _kernel_of_step(step, arguments[-1])(*arguments[:-1])
-            return result
-        return step(*arguments)
+        except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
+            result = step(*arguments)  # of which what is no fault of CuPy raises again
+            refused = True
+            warnings.warn(
+                f"CuPy makes no kernel of {step.__name__}: {error}", RuntimeWarning, stacklevel=2
+            )
+        return result
 
     return run
 
