@@ -373,9 +373,7 @@ def sum_of_visible(
     # Visible infinities and nan, which add 0, inf, -inf or nan to it, are counted in products of
     # matrices: a nan as both infinities, any with weight 0 as very many.
     many, d_v = 2.0 * v.shape[-2], v.shape[-1]
-    side = xp.arange(2, dtype=v.dtype, device=device(v))[:, None]
-    infinite = _reaches_infinity(v[..., None, :], side, xp)
-    infinite = xp.reshape(infinite, (*v.shape[:-1], 2 * d_v))
+    infinite = xp.concat([_reaches_infinity(v, sign, xp) for sign in (1.0, -1.0)], axis=-1)
     if signed:
         counts = _count_negative(weights, xp) @ infinite
         total = _add_infinite(total, counts[..., d_v:], counts[..., :d_v], many, xp)
@@ -389,9 +387,9 @@ def _known_or_0(v: Array, xp: Any) -> Array:
 
 
 @fused
-def _reaches_infinity(v: Array, side: Array, xp: Any) -> Array:
-    """1 for infinities, of side 1 the negative one, and for nan; else 0."""
-    return xp.astype(~((1 - 2 * side) * v < math.inf), v.dtype)
+def _reaches_infinity(v: Array, sign: float, xp: Any) -> Array:
+    """1 for infinities of a sign, and for nan; else 0."""
+    return xp.astype(~(sign * v < math.inf), v.dtype)
 
 
 @fused

@@ -60,8 +60,9 @@ def _compute(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 def _drop_empty_chunks(x: Any) -> Any:
     """Leave out chunks of length 0 of Dask's arrays: what some reductions have no answer for."""
-    if type(x) is tuple:
-        return tuple(map(_drop_empty_chunks, x))
+    if isinstance(x, tuple):
+        parts = map(_drop_empty_chunks, x)
+        return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
     if type(x) is dict:
         return {name: _drop_empty_chunks(y) for name, y in x.items()}
     if not is_dask_array(x):

@@ -163,13 +163,13 @@ class one_blas_thread(ContextDecorator):
         return one_blas_thread(take=self._take)
 
     def __enter__(self) -> one_blas_thread:
-        if current_thread() is main_thread():
-            for number in _SIGNALS:
-                if callable(handler := getsignal(number)):
-                    self._handlers[number] = handler
-                    signal(number, self._on_interrupt)
         self._control = control = _find_control()
         try:
+            if current_thread() is main_thread():
+                for number in _SIGNALS:
+                    if callable(handler := getsignal(number)):
+                        self._handlers[number] = handler
+                        signal(number, self._on_interrupt)
             with _lock:
                 control.calls, self._held = control.calls + 1, True
                 if control.calls == 1:
