@@ -46,7 +46,7 @@ def as_written(function: Callable[_Parameters, _Result]) -> Callable[_Parameters
     @wraps(function)
     def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         given = _drop_empty_chunks((args, kwargs)) if "dask" in sys.modules else (args, kwargs)
-        # In a context of its own, which no interrupt leaves as it is within.
+        # What is set in a context of its own is gone with it, even after an interrupt.
         result: _Result = copy_context().run(_compute, function, *given)
         return result
 
@@ -59,9 +59,11 @@ def _compute(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def _drop_empty_chunks(x: Any) -> Any:
-    """Leave out chunks of length 0 of Dask's arrays: what some reductions have no answer for."""
+    """Leave out chunks of length 0 of Dask's arrays: some reductions of these have no answer."""
     if isinstance(x, tuple):
-        parts = map(_drop_empty_chunks, x)
+        parts = [_drop_empty_chunks(y) for y in x]
+        if all(part is y for part, y in zip(parts, x, strict=True)):
+            return x
         return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
     if type(x) is dict:
         return {name: _drop_empty_chunks(y) for name, y in x.items()}

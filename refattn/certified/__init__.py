@@ -5,11 +5,11 @@ run over `refattn.numbers.pairs`, an array type whose operations each have a bou
 nothing is estimated. `evaluate` does that with any formula, causal ones too. For long sequences
 `attend` and what is made of it go block by block of queries; there
 
-1. **scores** are products of queries and keys cut into slices, without error but for a remainder;
+1. **scores** are products of slices of queries and of keys, exact except for a remainder;
    a cap c, computed from exponentials, adds about :math:`2^{-67} c`;
 2. **weights** are :math:`e^{s - t}`, to :math:`2^{-69}` of each, for the largest score t;
-3. **sums** over spans of 1024 keys are exact but for a remainder. Errors of scores and weights are
-   summed with the terms that they are errors of, so that hidden keys have no part in a bound.
+3. **sums** over spans of 1024 keys are exact except for a remainder. Errors of scores and weights
+   are summed with the terms that they are errors of, so that hidden keys have no part in a bound.
 
 `recurrent_attention` bounds what tokens do to errors by norms. If a step is not valid (an argument
 is not finite, exponents overflow) the result is that in float64, and its bound is infinity.

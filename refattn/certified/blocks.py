@@ -184,7 +184,7 @@ def _sizes(problem: PairedAttention) -> tuple[tuple[int, ...], int, int]:
 
 
 def _boxes(problem: PairedAttention) -> Iterator[tuple[tuple[slice, ...], PairedAttention, slice]]:
-    """Cut heads and queries into blocks; those of the same heads share slices of their keys."""
+    """Cut heads and queries into blocks; blocks of the same heads share the slices of keys."""
     lead, n, m = _sizes(problem)
     for head in tiles(lead, _SCORES // max(1, 32 * n * m)):
         own = problem.take(head)

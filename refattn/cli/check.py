@@ -299,13 +299,12 @@ def _candidate(
 ) -> Iterator[tuple[Any, str | None]]:
     """Open the callable or program; yield it, and where it can be imported from."""
     if program is None:
-        from ..judge.conformance.candidate.target import import_target
-    if program is None and apart is None:
-        yield import_target(target), target
-        return
-    if program is None:
         from ..judge.conformance.candidate.isolation import Elsewhere
+        from ..judge.conformance.candidate.target import import_target
 
+        if apart is None:
+            yield import_target(target), target
+            return
         with closing(Elsewhere(partial(import_target, target), apart)) as there:
             yield there, target
         return

@@ -151,7 +151,7 @@ def installed(option: str, module: str) -> None:
 def one_line(plotting: bool) -> Iterator[None]:
     """Turn what is raised for unusable input into one line and exit status 2.
 
-    What the package does not raise itself is a mistake of its own, and passes.
+    Errors that the package does not raise itself are its own mistakes: these it lets pass.
     """
     import numpy as np
 

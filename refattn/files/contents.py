@@ -105,7 +105,7 @@ def free_memory() -> float:
             int(Path(f"/sys/fs/cgroup/memory.{x}").read_text("ascii")) for x in ("max", "current")
         )
         free = min(free, most - now)
-    with suppress(ImportError):  # where there is none
+    with suppress(ImportError):  # on Windows
         import resource
 
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]

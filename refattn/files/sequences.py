@@ -134,7 +134,7 @@ def _take_blocks(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> S
             f"`{TABLE}` must hold blocks of 0 to {count - 1}, got "
             f"{table[member][read[member]].tolist()} for batch member {member}."
         )
-    # A wrong kernel may read blocks of the table after those of the longest sequence.
+    # Wrong kernels may read blocks beyond the longest sequence.
     used = int(np.max(lengths, initial=0)) // size + 1
     most = min(used + used // 2, table.shape[1]) * size
     cache = {name: arrays[name] for name in "kv"}

@@ -101,13 +101,17 @@ class PairSpace:
     def __init__(self, xp: Any) -> None:
         self.x = self.untraced = xp
         self.__name__ = f"pairs over {xp.__name__}"
+        self._kept = frozenset(_KEPT.split())
+        self._rules: dict[str, Callable[..., Any]] = {
+            **dict.fromkeys(_MOVERS.split(), self._move),
+            **dict.fromkeys(_CREATED.split(), self._create),
+            **dict.fromkeys(SIGNS, self._compare),
+        }
 
     def __getattr__(self, name: str) -> Any:
-        if name in _KEPT.split():
+        if name in self._kept:
             return getattr(self.x, name)
-        rules: dict[str, Callable[..., Any]] = dict.fromkeys(_MOVERS.split(), self._move)
-        rules |= dict.fromkeys(_CREATED.split(), self._create) | dict.fromkeys(SIGNS, self._compare)
-        return partial(rules.get(name, self._plain), name)
+        return partial(self._rules.get(name, self._plain), name)
 
     def _plain(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a function of integers and booleans."""

@@ -115,8 +115,6 @@ def widen(name: str, x: Any) -> Doubles:
     dtype = dtype_of(x, name)
     if not isinstance(x, np.ndarray):
         xp = array_namespace(x)
-        if getattr(x, "is_meta", False):  # of torch
-            raise ValueError(f"`{name}` must hold numbers, got a tensor on the meta device.")
         # NumPy has no bfloat16 and no types of 8 bits; float32 holds all of their numbers.
         x = to_host(x if dtype in _NUMPY_DTYPES else xp.astype(x, xp.float32), None)
     return np.asarray(x, np.float64)

@@ -48,7 +48,7 @@ class Elsewhere:
     Parameters
     ----------
     find : callable
-        Imports the callable there; pickled, so it has a name of its own.
+        Imports the callable in that process, to which it is pickled.
     timeout : float, optional
         Seconds that this may take.
 
@@ -126,7 +126,7 @@ def isolated(adapter: Adapter) -> Iterator[Adapter]:
 
 
 def _send_elsewhere(adapter: Adapter) -> Elsewhere:
-    """Let another process import a candidate, by its name where there is one."""
+    """Have a candidate imported by another process, by its name if it has one."""
     try:
         pickled = pickle.dumps(adapter.source or adapter.fn)
         return Elsewhere(partial(_unpickle, pickled))

@@ -54,10 +54,10 @@ def errors_of_pullback(q: Floats, k: Floats, v: Floats, indices: Any, size: Floa
         r_{is} \, G_i \cdot X_s, \qquad B_{sj} \, Y_s \cdot v'_j, \qquad
         -A_{st} \, Y_s \cdot X_t, \qquad Y = A^{-T} r^T G
 
-    of which q and k take their products with keys and queries, and v takes B^T Y. What X is off by
-    is as in `condition_of_solve`, and Y is off by it with the errors of r and G in place of those
-    of B and v. Each factor is taken at its size with one of the others at its error. Of a centred
-    key the mean is subtracted, with at most as large a cotangent.
+    of which q and k take their products with keys and queries, and v takes B^T Y. X is off by what
+    `condition_of_solve` says, and Y likewise, by the errors of r and G in place of those of B and
+    v. Each factor is taken at its size with one of the others at its error. Of a centred key the
+    mean is subtracted, with at most as large a cotangent.
     """
     solve = _pose_solve(q, k, indices)
     if solve is None:

@@ -107,7 +107,7 @@ def _list_placed(problem: Problem, x: Sampled) -> Iterator[Placed]:
 def _read_rows(
     problem: Problem, names: str, of: Callable[[Places], Places], axis: int = 0
 ) -> Problem:
-    """Placed the rows of some arrays, or the columns of a bias, at other places."""
+    """Read the rows of some arrays, or the columns of a bias, at other places."""
     for name in (names,) if len(names) > 2 else names:
         problem = problem.replaced(
             name, lambda _, y: np.take(y, of(np.arange(y.shape[axis])), axis)
