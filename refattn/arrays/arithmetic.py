@@ -367,13 +367,15 @@ def sum_of_visible(
 
     All are visible if that is None. No weight is negative unless `signed`.
     """
-    if visible is None or (is_numpy_array(v) and xp.isfinite(v).all()):
+    if visible is None or not v.shape[-1] or (is_numpy_array(v) and xp.isfinite(v).all()):
         return sum_of_products(weights, v, memory)
     total = sum_of_products(weights, _known_or_0(v, xp))
     # Visible infinities and nan, which add 0, inf, -inf or nan to it, are counted in products of
     # matrices: a nan as both infinities, any with weight 0 as very many.
     many, d_v = 2.0 * v.shape[-2], v.shape[-1]
-    infinite = xp.concat([_reaches_infinity(v, sign, xp) for sign in (1.0, -1.0)], axis=-1)
+    side = xp.arange(2, dtype=v.dtype, device=device(v))[:, None]
+    infinite = _reaches_infinity(v[..., None, :], side, xp)
+    infinite = xp.reshape(infinite, (*v.shape[:-1], 2 * d_v))
     if signed:
         counts = _count_negative(weights, xp) @ infinite
         total = _add_infinite(total, counts[..., d_v:], counts[..., :d_v], many, xp)
@@ -387,9 +389,9 @@ def _known_or_0(v: Array, xp: Any) -> Array:
 
 
 @fused
-def _reaches_infinity(v: Array, sign: float, xp: Any) -> Array:
-    """1 for infinities of a sign, and for nan; else 0."""
-    return xp.astype(~(sign * v < math.inf), v.dtype)
+def _reaches_infinity(v: Array, side: Array, xp: Any) -> Array:
+    """1 for infinities, of side 1 the negative one, and for nan; else 0."""
+    return xp.astype(~((1 - 2 * side) * v < math.inf), v.dtype)
 
 
 @fused

@@ -13,9 +13,7 @@ import math
 from typing import Any
 
 from ..arrays.arithmetic import (
-    exp_from,
     exp_less,
-    exp_of_sum,
     finite,
     multiply,
     sum_of_products,
@@ -98,15 +96,19 @@ def to_queries(x: Array, y: Array, products: Array, xp: Any) -> Array:
 
     The weights of a query sum to 1 at most.
     """
-    if x.shape[-2] <= _tokens_of_triples(x):
-        return _sum_over_keys(*_as_triples(x, y, xp), products[..., None], xp)
-    # e^late is the weight of a pair, so at most 1; e^early is at most 1 by its base.
-    late, early = _relative_to(x, y, xp)
-    far, own = _cut_halves(products, xp)
-    moved = _of_pairs(to_queries(_halved(x, xp), _halved(y, xp), own, xp), xp)
-    # Only queries of the later half see the earlier one.
-    more = _add_product(moved[..., 1, :, :], multiply(far, early), late, xp)
-    return xp.concat([moved[..., 0, :, :], more], axis=-2)
+
+    def of_leaves(x: Array, y: Array, products: Array) -> Array:
+        if x.shape[-2] <= _tokens_of_triples(x):
+            return _sum_over_keys(*_as_triples(x, y, xp), products[..., None], xp)
+        # e^late is the weight of a pair, so at most 1; e^early is at most 1 by its base.
+        late, early = _relative_to(x, y, xp)
+        far, own = _cut_halves(products, half, xp)
+        moved = of_leaves(_halved(x, xp), _halved(y, xp), own)
+        # Only queries of the later half see the earlier one.
+        return _add_in_half(moved, multiply(far, early), late, half, 1, xp)
+
+    half = xp.arange(2, device=device(x))[:, None, None]
+    return of_leaves(x, y, products)
 
 
 def to_keys(x: Array, y: Array, products: Array, xp: Any) -> tuple[Array, Array]:
@@ -118,15 +120,14 @@ def to_keys(x: Array, y: Array, products: Array, xp: Any) -> tuple[Array, Array]
             moved = _sum_over_queries(*triples, products[..., None], xp)
             return moved, _sum_over_samples(*triples, xp)
         late, early = _relative_to(x, y, xp)
-        far, own = _cut_halves(products, xp)
+        far, own = _cut_halves(products, half, xp)
         moved, kernel = of_leaves(_halved(x, xp), _halved(y, xp), own)
-        moved, more = _of_pairs(moved, xp), multiply(xp.matrix_transpose(far), late)
-        more = _add_product(moved[..., 0, :, :], more, early, xp)
-        moved = xp.concat([more, moved[..., 1, :, :]], axis=-2)
+        more = multiply(xp.matrix_transpose(far), late)
+        moved = _add_in_half(moved, more, early, half, 0, xp)
         far = multiply(late, xp.matrix_transpose(early))
-        return moved, _joined(kernel, far[..., None, :, None, :], place, xp)
+        return moved, _joined(kernel, far[..., None, :, None, :], half[:, 0, 0], xp)
 
-    place = xp.arange(2, device=device(x))
+    half = xp.arange(2, device=device(x))[:, None, None]
     return of_leaves(x, y, products)
 
 
@@ -155,16 +156,29 @@ def _sum_over_samples(x: Array, y: Array, seen: Array, xp: Any) -> Array:
     return xp.sum(xp.exp(xp.where(seen, x + y, -math.inf)), axis=-1)
 
 
+def _add_in_half(moved: Array, x: Array, y: Array, half: Array, which: int, xp: Any) -> Array:
+    """Add x * y, of one half each, to halves (..., 2 T, h, w), and join these: (..., T, c, w)."""
+    *lead, count, h, w = moved.shape
+    moved = xp.reshape(moved, (*lead, count // 2, 2, h, w))
+    moved = _add_where_same(half, which, moved, x[..., None, :, :], y[..., None, :, :], xp)
+    return xp.reshape(moved, (*lead, count // 2, 2 * h, w))
+
+
 @fused
-def _add_product(x: Array, y: Array, z: Array, xp: Any) -> Array:
-    return x + y * z
+def _add_where_same(a: Array, b: int, to: Array, x: Array, y: Array, xp: Any) -> Array:
+    return xp.where(a == b, to + x * y, to)
 
 
 def _relative_to(x: Array, y: Array, xp: Any) -> tuple[Array, Array]:
     """Exponentials of queries of the later half, and of keys of the earlier, from a common base."""
     late, early = _in_parts(x, 2, xp)[..., 1, :, :], _in_parts(y, 2, xp)[..., 0, :, :]
-    base = xp.max(early, axis=-2, keepdims=True)
-    return exp_of_sum(late, base, xp), exp_from(early, base, xp)
+    return _exp_of_both(late, early, xp.max(early, axis=-2, keepdims=True), xp)
+
+
+@fused
+def _exp_of_both(x: Array, y: Array, base: Array, xp: Any) -> tuple[Array, Array]:
+    """Evaluate e^(x + base) and e^(y - base)."""
+    return xp.exp(x + base), xp.exp(y - finite(base, xp))
 
 
 def _from_known(x: Array, known: Array | None, xp: Any) -> Array:
@@ -188,17 +202,11 @@ def _halved(x: Array, xp: Any) -> Array:
     return _as_leaves(_in_parts(x, 2, xp), xp)  # Dask cuts an axis, and joins two, in turn
 
 
-def _of_pairs(x: Array, xp: Any) -> Array:
-    """Put halves (..., 2 T, h, w) side by side, (..., T, 2, h, w)."""
-    *lead, count, h, w = x.shape
-    return xp.reshape(x, (*lead, count // 2, 2, h, w))
-
-
-def _cut_halves(pairs: Array, xp: Any) -> tuple[Array, Array]:
+def _cut_halves(pairs: Array, half: Array, xp: Any) -> tuple[Array, Array]:
     """Take pairs of the later with the earlier half, (..., T, h, h), and of each half."""
     *lead, count, c, _ = pairs.shape
     h = c // 2
-    own = xp.stack([pairs[..., :h, :h], pairs[..., h:, h:]], axis=-3)
+    own = _where_same(half, 0, pairs[..., None, :h, :h], pairs[..., None, h:, h:], xp)
     return pairs[..., h:, :h], xp.reshape(own, (*lead, 2 * count, h, h))
 
 
@@ -215,5 +223,5 @@ def _joined(own: Array, far: Array, place: Array, xp: Any) -> Array:
 
 
 @fused
-def _where_same(a: Array, b: Array, same: Array, other: Array, xp: Any) -> Array:
+def _where_same(a: Array, b: Array | int, same: Array, other: Array, xp: Any) -> Array:
     return xp.where(a == b, same, other)
