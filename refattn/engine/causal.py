@@ -287,15 +287,15 @@ def _attend_leaves(
     """Do the same for all leaves (T, c) of a step at once, each with its own past."""
     n, missing, c = rows[0].shape[-2], rows[0].shape[-2] - fresh.k.shape[-2], shape[1]
     xp, mask, home = features.xp, fresh.mask, device(fresh.k)
-    if missing and mask is None:
-        mask = xp.ones((1, n - missing), dtype=xp.bool, device=home)
     # Queries are filled up at the end, keys also in front, where the first have no queries' own.
     rows = rows.map(lambda x: leaves(x, shape, xp))
     keys = features.keys(fresh).map(lambda x: leaves(x, shape, xp, missing))
     visible = causal_mask(slice(0, c), slice(0, c), 0, home, xp)
     if mask is not None:  # (..., T, 1, c)
         mask = xp.matrix_transpose(leaves(xp.matrix_transpose(mask), shape, xp, missing))
-        visible = visible & mask
+    elif missing:
+        mask = xp.reshape(xp.arange(math.prod(shape), device=home) >= missing, (shape[0], 1, c))
+    visible = visible if mask is None else visible & mask
     before, after = features.before(seen.state, features.accumulate(keys, mask))
     seen.add(after)
     sums = [*features.read(rows, before), *features.pairs(rows, keys, visible)]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays.blocks import WHOLE, part, some_heads
-from ..arrays.library import Array, array_namespace, device, is_numpy_array
+from ..arrays.library import Array, array_namespace, device, fused, is_numpy_array
 from ..numbers.primitives import primitive
 from .attend import Attended, attend
 from .scores import Scores
@@ -100,23 +100,34 @@ def attend_in_bands(q: Array, k: Array, v: Array, scores: Scores) -> Attended:
         return attend(q, k, v, scores)
     count = -(-n // width)
 
-    def cut(x: Array, start: int) -> Array:
+    first = m - n - width  # key of the first block, which lies before that of the first queries
+
+    def cut(x: Array, start: int, count: int) -> Array:
         x = slice_rows(x, start, start + count * width, xp)
         return xp.reshape(x, (*x.shape[:-2], count, width, x.shape[-1]))
 
     def beside(x: Array) -> Array:
-        places = (m - n - width, m - n, m - n + width)
-        return xp.concat([cut(x, start) for start in places], axis=-2)
+        x = cut(x, first, count + 2)
+        return xp.concat([x[..., i : i + count, :, :] for i in range(3)], axis=-2)
 
-    # Rows beyond the first and the last key are zeros, which this mask hides.
-    there = xp.ones((m, 1), dtype=xp.bool, device=device(k))
-    there = there if mask is None else there & xp.matrix_transpose(mask)
+    # Rows beyond the first and the last key are zeros, which are hidden.
+    if mask is None:
+        start = xp.arange(first, first + count * width, width, device=device(k))
+        there = _are_keys(start[:, None, None], xp.arange(3 * width, device=device(k)), m, xp)
+    else:
+        there = xp.matrix_transpose(beside(xp.matrix_transpose(mask)))
     # Query i of a block is level with key `width` + i of three blocks: one lies before its own.
-    scores = scores._replace(mask=xp.matrix_transpose(beside(there)), shift=width)
-    out, lse = attend(cut(q, 0), beside(k), beside(v), scores)
+    scores = scores._replace(mask=there, shift=width)
+    out, lse = attend(cut(q, 0, count), beside(k), beside(v), scores)
     out = xp.reshape(out, (*out.shape[:-3], count * width, out.shape[-1]))
     lse = xp.reshape(lse, (*lse.shape[:-2], count * width))
     return Attended(out[..., :n, :], lse[..., :n])
+
+
+@fused
+def _are_keys(start: Array, more: Array, m: int, xp: Any) -> Array:
+    """Say which places are those of one of m keys."""
+    return (start + more >= 0) & (start + more < m)
 
 
 def cut_chunks(q: Array, k: Array, v: Array, mask: Array | None, window: int) -> Chunks:

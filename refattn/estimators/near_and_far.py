@@ -23,6 +23,7 @@ from ..arrays.library import (
     as_written,
     constant,
     device,
+    fused,
     reverse,
     root_scale,
 )
@@ -475,7 +476,12 @@ def near_scores(keys: Keys, root: Array, sides: Sides, causal: bool) -> Scores:
 
 def lacking(q: Array, root: Array, count: int, xp: Any) -> Array:
     """Compute what normalisers of features lack to be those of keys, |q|^2 / 2 + log S."""
-    return root * root * square_norm(q) / 2 + xp.log(constant(count, q))
+    return _log_of_factor(square_norm(q), root, constant(count, q), xp)
+
+
+@fused
+def _log_of_factor(square: Array, root: Array, count: Array, xp: Any) -> Array:
+    return root * root * square / 2 + xp.log(count)
 
 
 @as_written
