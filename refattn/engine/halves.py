@@ -12,14 +12,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..arrays.arithmetic import (
-    exp_less,
-    finite,
-    multiply,
-    sum_of_products,
-)
+from ..arrays.arithmetic import finite, multiply, sum_of_products
 from ..arrays.library import Array, device, fused, is_cupy_array, traced_once
-from .attend import log_sum_exp
 
 _QUARTERS = 4  # parts of a leaf for `log_kernel`: half as many rounds as with halves
 _TOKENS_OF_TRIPLES = 16  # of a leaf that CuPy takes sample by sample, in one kernel
@@ -57,12 +51,14 @@ def _log_far(
     *lead, c = y.shape
     parts = xp.moveaxis(xp.reshape(y, (*lead, _QUARTERS, c // _QUARTERS)), -2, -3)
     base = _largest_before(xp.max(parts, axis=-1)[..., None, :, :], earlier, xp)
-    late = x + base[..., None, :]
     early = _exp_of_earlier(y[..., None, :, :], base[..., None], xp)
-    if known is not None:  # where a sample has a nan, it is in `late` of those that know the sample
-        late, early = _from_known(late, known, xp), xp.where(xp.isnan(early), 0.0, early)
-    base = xp.max(late, axis=-1, keepdims=True)
-    far = _add_log(base, sum_of_products(exp_less(late, base, xp), early), xp)
+    base = base[..., None, :]
+    if known is not None:  # where a sample has a nan, it is in x of those that know the sample
+        x, base = xp.where(known, x + base, -math.inf), 0.0
+        early = xp.where(xp.isnan(early), 0.0, early)
+    largest = _largest_of_sum(x, base, xp)[..., None]
+    late = _exp_of_sum_less(x, base, largest, xp)
+    far = _add_log(largest, sum_of_products(late, early), xp)
     return xp.reshape(far, (*far.shape[:-1], _QUARTERS, c // _QUARTERS)), parts
 
 
@@ -86,9 +82,26 @@ def _add_log(base: Array, mass: Array, xp: Any) -> Array:
 
 def _log_pairs(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
     """Do as `log_kernel`, pair by pair and everywhere; y is (..., T, S, c)."""
-    known = None if known is None else known[..., :, None, :]
-    y = xp.matrix_transpose(y)[..., None, :, :]
-    return log_sum_exp(_from_known(x[..., :, None, :] + y, known, xp), xp)
+    x, y = x[..., :, None, :], xp.matrix_transpose(y)[..., None, :, :]
+    if known is not None:
+        x, y = xp.where(known[..., :, None, :], x + y, -math.inf), 0.0
+    largest = _largest_of_sum(x, y, xp)
+    return _add_log(largest, _sum_of_exp(x, y, largest[..., None], xp), xp)
+
+
+@fused
+def _largest_of_sum(x: Array, y: Array | float, xp: Any) -> Array:
+    return xp.max(x + y, axis=-1)
+
+
+@fused
+def _exp_of_sum_less(x: Array, y: Array | float, base: Array, xp: Any) -> Array:
+    return xp.exp(x + y - finite(base, xp))
+
+
+@fused
+def _sum_of_exp(x: Array, y: Array | float, base: Array, xp: Any) -> Array:
+    return xp.sum(xp.exp(x + y - finite(base, xp)), axis=-1)
 
 
 def to_queries(x: Array, y: Array, products: Array, xp: Any) -> Array:
@@ -179,10 +192,6 @@ def _relative_to(x: Array, y: Array, xp: Any) -> tuple[Array, Array]:
 def _exp_of_both(x: Array, y: Array, base: Array, xp: Any) -> tuple[Array, Array]:
     """Evaluate e^(x + base) and e^(y - base)."""
     return xp.exp(x + base), xp.exp(y - finite(base, xp))
-
-
-def _from_known(x: Array, known: Array | None, xp: Any) -> Array:
-    return x if known is None else xp.where(known, x, -math.inf)
 
 
 def _in_parts(x: Array, parts: int, xp: Any) -> Array:
