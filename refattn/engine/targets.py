@@ -18,6 +18,7 @@ from ..arrays.library import (
     constant,
     device,
     has_float64,
+    host_dtype,
     is_numpy_array,
     root_scale,
     to_host,
@@ -69,8 +70,9 @@ def draw_from_targets(targets: Targets, xp: Any) -> Array:
     wide = widest(q, xp)
     # A cumulative sum of many shares in float32 would miss keys: it is in the widest type.
     root, columns = root_scale(scale, q), block_shape(q)[1]
-    wide_root = root_scale(scale, xp.astype(q[..., : min(n, 1), :], wide))
-    below_one = 1 - float(xp.finfo(wide).eps)
+    wide_root = root_scale(scale, np.empty((0, d), dtype=host_dtype(q))).item()
+    # Below 1, and so below the total: some key is chosen, though u rounds to 1 in float32.
+    u = np.minimum(u, 1 - float(xp.finfo(wide).eps))
     out = xp.empty((*u.shape, d), dtype=q.dtype, device=device(q))
     boxes, z = list(tiles((*lead, n), max(1, room(q) // (columns * num_samples)))), None
     if not is_numpy_array(q):  # one copy to the device, of what is drawn box by box
@@ -78,7 +80,6 @@ def draw_from_targets(targets: Targets, xp: Any) -> Array:
         for box in boxes:
             noise[box] = rng.standard_normal(noise[box].shape)
         z, u = constant(noise, q), xp.asarray(u, dtype=wide, device=device(q))
-    most = xp.asarray(below_one, dtype=wide, device=device(q))
     for box in boxes:
         (*head, i), at = box, cast(Any, (*box, ...))
         stop = max(0, min(m, i.stop + m - n)) if causal else m  # keys that some of the rows see
@@ -94,9 +95,7 @@ def draw_from_targets(targets: Targets, xp: Any) -> Array:
         # Shares are computed twice: for their total, which rounding leaves off 1, and to choose.
         shares = _KeyShares(scaled, k_h, lse, seen, shift, list(blocks(0, stop, columns)), xp)
         total = shares.total()
-        # At most below_one * total: some key is chosen, though u rounds to 1 in float32.
-        u_i = total * xp.minimum(constant(u[at], total), most)
-        key = shares.key_at(u_i)
+        key = shares.key_at(total * constant(u[at], total))
         key = key + xp.astype(0.0 * total, q.dtype)[..., None]  # a nan that was seen
         z_i = constant(rng.standard_normal((*u[at].shape, d)), q) if z is None else z[at]
         omega = z_i + root * (q_i[..., None, :] + key)
