@@ -99,7 +99,6 @@ def attend_in_bands(q: Array, k: Array, v: Array, scores: Scores) -> Attended:
     if is_numpy_array(q) or None in (band.left, band.right) or 2 * width > n or not one_row:
         return attend(q, k, v, scores)
     count = -(-n // width)
-
     first = m - n - width  # key of the first block, which lies before that of the first queries
 
     def cut(x: Array, start: int, count: int) -> Array:

@@ -13,7 +13,7 @@ import math
 from typing import Any
 
 from ..arrays.arithmetic import finite, multiply, sum_of_products
-from ..arrays.library import Array, device, fused, is_cupy_array, traced_once
+from ..arrays.library import Array, device, fused, is_cupy_array, is_numpy_array, traced_once
 
 _QUARTERS = 4  # parts of a leaf for `log_kernel`: half as many rounds as with halves
 _TOKENS_OF_TRIPLES = 16  # of a leaf that CuPy takes sample by sample, in one kernel
@@ -52,9 +52,8 @@ def _log_far(
     parts = xp.moveaxis(xp.reshape(y, (*lead, _QUARTERS, c // _QUARTERS)), -2, -3)
     base = _largest_before(xp.max(parts, axis=-1)[..., None, :, :], earlier, xp)
     early = _exp_of_earlier(y[..., None, :, :], base[..., None], xp)
-    base = base[..., None, :]
+    x, base = _hide_unknown(x, base[..., None, :], known, xp)
     if known is not None:  # where a sample has a nan, it is in x of those that know the sample
-        x, base = xp.where(known, x + base, -math.inf), 0.0
         early = xp.where(xp.isnan(early), 0.0, early)
     largest = _largest_of_sum(x, base, xp)[..., None]
     late = _exp_of_sum_less(x, base, largest, xp)
@@ -82,11 +81,15 @@ def _add_log(base: Array, mass: Array, xp: Any) -> Array:
 
 def _log_pairs(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
     """Do as `log_kernel`, pair by pair and everywhere; y is (..., T, S, c)."""
-    x, y = x[..., :, None, :], xp.matrix_transpose(y)[..., None, :, :]
-    if known is not None:
-        x, y = xp.where(known[..., :, None, :], x + y, -math.inf), 0.0
+    known = None if known is None else known[..., :, None, :]
+    x, y = _hide_unknown(x[..., :, None, :], xp.matrix_transpose(y)[..., None, :, :], known, xp)
     largest = _largest_of_sum(x, y, xp)
     return _add_log(largest, _sum_of_exp(x, y, largest[..., None], xp), xp)
+
+
+def _hide_unknown(x: Array, y: Array, known: Array | None, xp: Any) -> tuple[Array, Array | float]:
+    """Give two logs with the same sum where a query knows the sample, and with -inf elsewhere."""
+    return (x, y) if known is None else (xp.where(known, x + y, -math.inf), 0.0)
 
 
 @fused
@@ -170,10 +173,16 @@ def _sum_over_samples(x: Array, y: Array, seen: Array, xp: Any) -> Array:
 
 
 def _add_in_half(moved: Array, x: Array, y: Array, half: Array, which: int, xp: Any) -> Array:
-    """Add x * y, of one half each, to halves (..., 2 T, h, w), and join these: (..., T, c, w)."""
+    """Add x * y to one half of our own temporary (..., 2 T, h, w), and join halves, (..., T, c, w).
+
+    `half` numbers the halves, 0 and 1, (2, 1, 1).
+    """
     *lead, count, h, w = moved.shape
     moved = xp.reshape(moved, (*lead, count // 2, 2, h, w))
-    moved = _add_where_same(half, which, moved, x[..., None, :, :], y[..., None, :, :], xp)
+    if is_numpy_array(moved):
+        moved[..., which, :, :] += x * y
+    else:
+        moved = _add_where_same(half, which, moved, x[..., None, :, :], y[..., None, :, :], xp)
     return xp.reshape(moved, (*lead, count // 2, 2 * h, w))
 
 
