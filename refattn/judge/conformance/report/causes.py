@@ -23,11 +23,11 @@ from ..candidate.limits import Arrays, Keywords
 from ..checks.trials import Call, CheckRun, attends
 from ..truth.allowed import of_function, pulled, reference
 
-_SIZES = (43, 75, 8)  # queries and keys, of no common tile, and coordinates
-_SAMPLES, _HEADS, _SHARED = 16, (1, 4), 2
-_SEEN = 0.7  # of the keys, by a mask
+_ASKED_SIZES = (43, 75, 8)  # queries and keys, of no common tile, and coordinates
+_ASKED_SAMPLES, _ASKED_LEAD, _KEY_HEADS_ASKED = 16, (1, 4), 2
+_SEEN_BY_MASK = 0.7  # of the keys, by a mask
 _WAYS = 2  # in which it failed, that are asked about
-_ALL = 0.999  # of the error, that a fitted size explains
+_ALL_OF_ERROR = 0.999  # of the error, that a fitted size explains
 
 
 class Asked(NamedTuple):
@@ -69,15 +69,15 @@ def ask_again(trial: CheckRun, failed: Sequence[CheckRun]) -> list[Asked]:
     cases = [x.case for x in failed if x.case is not None]
     for case in sorted(cases, key=lambda x: len(x.options)):
         if len(asked) < _WAYS and way_of(case) not in asked and attends(trial.adapter):
-            large = case.arrays[0].shape[-2] >= _SIZES[0]
+            large = case.arrays[0].shape[-2] >= _ASKED_SIZES[0]
             both = [_draw_like(trial, case), case[:2]][:: -1 if large else 1]
-            calls = (_call(trial, *x) for x in both)
+            calls = (_ask_of(trial, *x) for x in both)
             found = next((x for x in calls if x is not None and x.wrong), None)
             asked |= {} if found is None else {way_of(case): found}
     return [*asked.values()]
 
 
-def _call(t: CheckRun, arrays: Arrays, options: Keywords) -> Asked | None:
+def _ask_of(t: CheckRun, arrays: Arrays, options: Keywords) -> Asked | None:
     """Call a candidate, and find what should come; None if nothing is known of such a call."""
     evaluate = pulled if "d_out" in options else reference
     with suppress(Failure, Beyond, TypeError, ValueError):  # a record may not have all of this
@@ -95,14 +95,16 @@ def _as_tuple(x: Any) -> tuple[Any, ...]:
 
 def _draw_like(t: CheckRun, case: Call) -> tuple[Arrays, Keywords]:
     """Draw a problem with the options of a call."""
-    sizes, lead = t.fit(*_SIZES), t.adapter.lead(*_HEADS)
-    groups = _SHARED if "gqa" in way_of(case) else None
-    arrays, options = t.problem(*sizes, _SAMPLES, lead=lead, groups=groups)
+    sizes, lead = t.fit(*_ASKED_SIZES), t.adapter.lead(*_ASKED_LEAD)
+    groups = _KEY_HEADS_ASKED if "gqa" in way_of(case) else None
+    arrays, options = t.problem(*sizes, _ASKED_SAMPLES, lead=lead, groups=groups)
     q, k, v = arrays
     n, m = q.shape[-2], k.shape[-2]
     draws: dict[str, Callable[[], Any]] = {
         # A mask of features is one of keys.
-        "mask": lambda: _show_first(t.rng.random((n if t.adapter.has("exact") else 1, m)) < _SEEN),
+        "mask": lambda: _show_first(
+            t.rng.random((n if t.adapter.has("exact") else 1, m)) < _SEEN_BY_MASK
+        ),
         "bias": lambda: t.normal(n, m),
         "sinks": lambda: t.normal(*lead[-1:]),
         "initial_state": lambda: t.normal(*v.shape[:-2], k.shape[-1], v.shape[-1]),
@@ -119,11 +121,11 @@ def _show_first(mask: Any) -> Any:
 
 def name_cause(trial: CheckRun, asked: Iterable[Asked]) -> list[str]:
     """Return the cause that the search of `verify` finds in the plainest way that has one."""
-    found = chain.from_iterable(_search(trial.adapter, one) for one in asked)
+    found = chain.from_iterable(_ask_verify(trial.adapter, one) for one in asked)
     return [f"cause: {x}" for x in islice(found, 1)]
 
 
-def _search(adapter: Adapter, asked: Asked) -> list[str]:
+def _ask_verify(adapter: Adapter, asked: Asked) -> list[str]:
     names = adapter.returns(asked.case.options)
     got = dict(zip(names, asked.got, strict=True))
 
@@ -144,6 +146,6 @@ def _search(adapter: Adapter, asked: Asked) -> list[str]:
         return [
             as_cause(x.text)
             for x in verdict.suspects
-            if x.name == "convention" or (x.explained > _ALL and "in part" not in x.text)
+            if x.name == "convention" or (x.explained > _ALL_OF_ERROR and "in part" not in x.text)
         ]
     return []

@@ -25,7 +25,7 @@ _ENOUGH_LAWS = 3  # the same of laws, where the frequencies drawn are wrong and 
 _DRAWS_OF_A_DEFECT = 200  # at which frequencies of a defect are drawn
 _LONG, _LEAST_WEIGHT = 30.0, 1e-9  # length of a key, and the weight that counts as none
 _BENT = "the same weights of long keys"
-_SAME, _NEAR = "the same numbers", "nearly the same numbers"
+_SAME_NUMBERS, _NEAR_NUMBERS = "the same numbers", "nearly the same numbers"
 _NEARLY = 0.05  # of the error that is found, for numbers to be nearly those of a defect
 
 
@@ -50,7 +50,7 @@ def suspect(
     for trial in (t for t in trials if drawn and t.omega is not None):
         drawn = [x for x in drawn if _same_moments(x[0], trial)]
     numbers = {t.name: _same_numbers(t, asked) for t in trials if t.name in failed - laws}
-    sure = told or any(words == _SAME for x in numbers.values() for _, words in x or ())
+    sure = told or any(words == _SAME_NUMBERS for x in numbers.values() for _, words in x or ())
     for result, trial in zip(results, trials, strict=True):
         found: list[_Suspect] = []
         if result.check in failed and result.check in laws:
@@ -59,7 +59,7 @@ def suspect(
         elif result.check in failed:
             near = numbers[trial.name]
             # Where a cause is known, what is nearly like it is another.
-            same = [x for x in near or () if x[1] == _SAME or not sure]
+            same = [x for x in near or () if x[1] == _SAME_NUMBERS or not sure]
             result.compared, found = near is not None, same[:_MOST_SUSPECTS]
         if result.check in failed and not (found or result.compared):
             found = others
@@ -107,7 +107,7 @@ def _same_numbers(trial: CheckRun, asked: Sequence[Asked]) -> list[_Suspect] | N
                 continue  # small problems make mistakes alike
             # Those met in public code are the first of the same numbers.
             order = (not mutant.seen, 0.0) if same else (True, apart)
-            near.append((*order, mutant.name, (mutant, _SAME if same else _NEAR)))
+            near.append((*order, mutant.name, (mutant, _SAME_NUMBERS if same else _NEAR_NUMBERS)))
     if near and _is_right(trial):
         return None
     return [found for *_, found in sorted(near, key=lambda x: x[:3])]
