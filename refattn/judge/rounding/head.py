@@ -123,7 +123,7 @@ def scan_tile(head: SoftmaxHead, i: slice, j: slice) -> Tile | None:
     return score_tile(head, i, j, visible, head.q[i] @ head.k[j].T)
 
 
-def same(x: Doubles) -> Doubles:
+def keep_unrounded(x: Doubles) -> Doubles:
     """Round nothing."""
     return x
 
@@ -134,7 +134,7 @@ def score_tile(
     j: slice,
     visible: npt.NDArray[np.bool_] | None,
     products: Doubles,
-    to: Callable[[Doubles], Doubles] = same,
+    to: Callable[[Doubles], Doubles] = keep_unrounded,
 ) -> Tile:
     """Take the steps from q . k to scores, each result passed through `to`."""
     if head.is_sink(j):
@@ -149,7 +149,10 @@ def score_tile(
         # A kernel that rounds its tanh has the slope of the rounded one.
         x = to(logits / head.softcap)
         ratio = to(np.tanh(x))
-        capped, slope = to(head.softcap * ratio), _slope(x) if to is same else 1 - ratio * ratio
+        capped, slope = (
+            to(head.softcap * ratio),
+            _slope(x) if to is keep_unrounded else 1 - ratio * ratio,
+        )
     scores = capped if head.bias is None else to(capped + head.bias[i, j])
     return Tile(j, visible, products, logits, ratio, capped, scores, slope)
 
