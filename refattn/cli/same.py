@@ -40,8 +40,8 @@ _PATH = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
 @click.command(
     "same",
     epilog=examples(
-        "refattn same run1.safetensors run2.safetensors --causal",
-        "refattn same batch4.safetensors batch1.safetensors --bitwise",
+        "refattn same dump.safetensors again.safetensors",
+        "refattn same dump.safetensors again.safetensors --causal --bitwise",
     ),
 )
 @click.argument("a", metavar="A", type=_PATH)
@@ -103,17 +103,17 @@ def _compare_files(
     layout: str,
     profile: str | None,
     empty_rows: str,
-    bitwise: bool,
     alpha: float,
     **options: Any,
 ) -> tuple[list[tuple[Tensors, Problem]], Same]:
     from ..files.tensors import open_tensors
-    from ..judge.runs.comparing import Run, compare_runs
+    from ..judge.runs.comparing import KernelRun, compare_runs
     from ..judge.verification.door import check_alpha
     from ..judge.verification.empty_rows import settle
     from ..judge.verification.inputs import name_profiles
     from ..judge.verification.reading import list_gates, pose_tensors, read_parts
 
+    bitwise = options.pop("bitwise")
     asked = options.pop("everything"), options.pop("hardware"), not options.pop("no_cause")
     also, opened, runs = list_gates(options["estimator"]), [], []
     for path, inputs in ((a, None), (b, a)):
@@ -126,7 +126,7 @@ def _compare_files(
         if profile is None and problem.kind not in ("recurrent", "text"):
             names = name_profiles(x.dtypes, x.dtype, bool(x.scales), parts)
         opened.append((x, problem))
-        runs.append(Run(parts["out"], x.dtype, names))
+        runs.append(KernelRun(parts["out"], x.dtype, names))
     with Work("Comparing"):
         found = compare_runs((runs[0], runs[1]), check_alpha(alpha), bitwise, asked)
     return opened, found

@@ -48,10 +48,10 @@ from .sameness import Between, Same, name_rows
 
 _VERDICTS = 3  # on each output, and on what is between them
 _NO_COLUMNS = np.zeros(0, np.int64)
-_Rows = npt.NDArray[np.int64]
+_RowNumbers = npt.NDArray[np.int64]
 
 
-class Run(NamedTuple):
+class KernelRun(NamedTuple):
     """An output, the storage type of its kernel, and the profiles to try."""
 
     part: Part
@@ -164,13 +164,15 @@ def same(
         names: ProfileChoice = profile
         if profile is None:
             names = name_profiles(inputs.types, inputs.storage, False, parts)
-        runs.append(Run(settle(parts, empty_rows)["out"], inputs.storage, names))
+        runs.append(KernelRun(settle(parts, empty_rows)["out"], inputs.storage, names))
     return compare_runs((runs[0], runs[1]), check_alpha(alpha), bitwise, (False, hardware, explain))
 
 
 @one_blas_thread()
 @np.errstate(all="ignore")  # wrong numbers are of any size
-def compare_runs(runs: tuple[Run, Run], alpha: float, bitwise: bool, asked: Sequence[Any]) -> Same:
+def compare_runs(
+    runs: tuple[KernelRun, KernelRun], alpha: float, bitwise: bool, asked: Sequence[Any]
+) -> Same:
     """Compare the rows of two outputs that have equal inputs.
 
     What is asked are the last arguments of `judge`: whether all rows are tested, the hardware, and
@@ -218,7 +220,9 @@ class _Pair(NamedTuple):
     sides: tuple[tuple[Part, Roundings], tuple[Part, Roundings]]
     match: Match
 
-    def _split(self, index: Index, rows: _Rows) -> Iterator[tuple[_Rows, Index, _Rows]]:
+    def _split(
+        self, index: Index, rows: _RowNumbers
+    ) -> Iterator[tuple[_RowNumbers, Index, _RowNumbers]]:
         """Split rows of a head of A by the head of B that they are compared with."""
         of_a, of_b = (x.problem for x, _ in self.sides)
         heads, at = np.divmod(self.match.partner[of_a.number(index), rows], of_b.shape[0])
@@ -226,7 +230,7 @@ class _Pair(NamedTuple):
             some = np.flatnonzero(heads == head)
             yield some, of_b.index_of(head), at[some]
 
-    def measure(self, index: Index, rows: _Rows) -> tuple[Doubles, ...]:
+    def measure(self, index: Index, rows: _RowNumbers) -> tuple[Doubles, ...]:
         """Return differences, the box of what is no evidence, standard deviations and bounds."""
         found = np.zeros((5, len(rows), self.sides[0][0].problem.shape[2]))
         for some, other, at in self._split(index, rows):
@@ -242,7 +246,7 @@ class _Pair(NamedTuple):
             found[:, some] = *box, worst, laws[0].bound + laws[1].bound
         return tuple(found)
 
-    def test(self, index: Index, rows: _Rows) -> tuple[Doubles, Doubles]:
+    def test(self, index: Index, rows: _RowNumbers) -> tuple[Doubles, Doubles]:
         """Test rows by the law of all of their columns, as `find_wrong` asks."""
         squares, log_p = np.zeros(len(rows)), np.zeros(len(rows))
         (a, of_a), (b, of_b) = self.sides

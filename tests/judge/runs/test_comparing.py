@@ -3,14 +3,13 @@
 import json
 import math
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 import refattn
 from refattn.judge import same
 from refattn.judge.rounding.problems import pose_arrays
-from refattn.judge.runs.comparing import Run, compare_runs
+from refattn.judge.runs.comparing import KernelRun, compare_runs
 from refattn.judge.runs.matching import mark_inputs, match_rows
 from refattn.judge.verification.findings import Numbers, Part
 from refattn.judge.verification.joint import RowBox
@@ -107,7 +106,9 @@ def test_rows_are_matched_by_what_they_are_computed_of():
     moved = part(out, q=q, k=np.where(np.arange(N)[:, None] == 30, 0, k), v=v)
     same_marks = mark_inputs(one.problem) == mark_inputs(moved.problem)
     assert np.array_equal(same_marks, np.broadcast_to(np.arange(N) < 30, (4, N)))
-    found = compare_runs((Run(one, "bfloat16"), Run(shorter, "bfloat16")), 1e-6, True, ())
+    found = compare_runs(
+        (KernelRun(one, "bfloat16"), KernelRun(shorter, "bfloat16")), 1e-6, True, ()
+    )
     assert found.verdict == "PASS"
     assert (
         found.added == "head 0, rows 40 to 63; head 1, rows 40 to 63; head 2, rows 40 to 63; "
@@ -115,7 +116,10 @@ def test_rows_are_matched_by_what_they_are_computed_of():
     )
     with pytest.raises(ValueError, match="equal inputs"):
         compare_runs(
-            (Run(one, "bfloat16"), Run(part(out, q=q + 1, k=k, v=v), "bfloat16")), 1e-6, False, ()
+            (KernelRun(one, "bfloat16"), KernelRun(part(out, q=q + 1, k=k, v=v), "bfloat16")),
+            1e-6,
+            False,
+            (),
         )
 
 
@@ -163,4 +167,3 @@ def test_nan_in_one_of_them():
     b[0, 5, 7] = np.nan
     found = same(a, b, q=q, k=k, v=v, dtype="bfloat16", explain=False)
     assert (found.verdict, found.wrong, found.between.where) == ("FAIL", "B", (0, 5, 7))
-    assert ml_dtypes.bfloat16(found.between.a) == found.between.a
