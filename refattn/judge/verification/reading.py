@@ -17,6 +17,7 @@ from ...engine.scores import Band
 from ...features import elu_features
 from ...files.tensors import Tensors
 from ...registry import ESTIMATORS
+from ..kinds.chosen import CHOSEN, choose_keys
 from ..mistakes.causes.places import remark_stray
 from ..mistakes.causes.wrong_rows import thin
 from ..rounding.derived.rows import open_formula, pose_text
@@ -119,7 +120,7 @@ def pose_tensors(
         return hide_unseen(arrays, band)
 
     # Heads are read when they are analysed: arrays of a file may be larger than memory.
-    return Problem(
+    posed = Problem(
         tensors.lead,
         (n, m, shapes["v"][-1]),
         read,
@@ -134,6 +135,11 @@ def pose_tensors(
         storage=tensors.dtype,
         packed=packed,
     ).with_scales(tensors.scales)
+    chosen: dict[str, Any] = {x: tensors.part(x, ()) for x in CHOSEN if x in shapes}
+    if "indices" not in chosen:
+        return posed
+    chosen["indices"] = chosen["indices"].astype(np.int64)
+    return choose_keys(posed, chosen)
 
 
 def _read_blocks(tensors: Tensors, blocks: Mapping[str, Any], index: Index) -> list[Doubles]:
@@ -172,7 +178,7 @@ def list_gates(estimator: Any) -> list[str]:
     if kind_of(estimator) == "text":
         return [*_GIVEN]
     if kind_of(estimator) != "recurrent":
-        return []
+        return [*CHOSEN] if kind_of(estimator) == "scores" else []
     pairs = {"pair": ("{}_a", "{}_b")}
     gates = ESTIMATORS[estimator].gates.items()
     names = [x.format(name) for name, kind in gates for x in pairs.get(kind, ("{}",))]
