@@ -14,6 +14,7 @@ from ...features import elu_features
 from ...files.tensors import fits_other_layout, view_heads_first
 from ...typing import Features
 from ..kinds.chosen import choose_keys
+from ..kinds.parts import list_parts
 from ..rounding.formats import check_all_hold, dtype_of, widen
 from ..rounding.layers import pose_recurrence
 from ..rounding.problems import Problem, check_holds, pose_arrays
@@ -80,6 +81,9 @@ def verify(
     indices: Any = None,
     index_q: Any = None,
     index_k: Any = None,
+    part_out: Any = None,
+    part_lse: Any = None,
+    part_keys: Any = None,
     layout: str = "bhnd",
 ) -> Verdict:
     """Judge whether a correct kernel can have produced these numbers.
@@ -160,6 +164,9 @@ def verify(
     index_q, index_k : arrays, shapes (..., n, d_i) and (..., m, d_i), optional
         Vectors whose products rank the keys: whether rounded products allow the choice in `indices`
         is a part `indices` of the verdict.
+    part_out, part_lse, part_keys : arrays, shapes (P, ..., n, d_v), (P, ..., n) and (P + 1,)
+        For softmax attention, outputs and log normalisers of P parts of the keys, and the first key
+        of each part and the end. Each part and the merge to `out` are parts of the verdict.
     layout : {"bhnd", "bnhd"}
         Whether heads come before tokens; in `mask`, `bias`, `sinks`, `omega`, states and factors of
         arrays they always do.
@@ -302,6 +309,9 @@ def verify(
     else:
         declared = "out" in inputs.types
         parts = gather_parts(problem, read, types, {x: y.shape for x, y in got.items()}, declared)
+        of_parts = {"part_out": part_out, "part_lse": part_lse, "part_keys": part_keys}
+        if part_out is not None and "out" in parts:
+            parts |= list_parts(parts["out"], of_parts)
     names: ProfileChoice = profile
     if profile is None and kind not in ("recurrent", "text"):
         scaled = any(x is not None for x in scales.values())
@@ -320,7 +330,8 @@ def verify(
             q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, empty_rows=empty_rows, beta=beta,
             log_decay=log_decay, write=write, removal=removal, decay=decay,
             initial_state=initial_state, num_proposals=num_proposals, centres=centres,
-            indices=indices, index_q=index_q, index_k=index_k, layout=other,
+            indices=indices, index_q=index_q, index_k=index_k, part_out=part_out, part_lse=part_lse,
+            part_keys=part_keys, layout=other,
         )  # fmt: skip
 
     return try_other_layout(problem, verdict, layout, judge_in, "layout={!r}")

@@ -18,6 +18,7 @@ from ...features import elu_features
 from ...files.tensors import Tensors
 from ...registry import ESTIMATORS
 from ..kinds.chosen import CHOSEN, choose_keys
+from ..kinds.parts import PART_ARRAYS, list_parts
 from ..mistakes.causes.places import remark_stray
 from ..mistakes.causes.wrong_rows import thin
 from ..rounding.derived.rows import open_formula, pose_text
@@ -135,11 +136,8 @@ def pose_tensors(
         storage=tensors.dtype,
         packed=packed,
     ).with_scales(tensors.scales)
-    chosen: dict[str, Any] = {x: tensors.part(x, ()) for x in CHOSEN if x in shapes}
-    if "indices" not in chosen:
-        return posed
-    chosen["indices"] = chosen["indices"].astype(np.int64)
-    return choose_keys(posed, chosen)
+    chosen = tensors.read_whole(CHOSEN)
+    return choose_keys(posed, chosen) if "indices" in chosen else posed
 
 
 def _read_blocks(tensors: Tensors, blocks: Mapping[str, Any], index: Index) -> list[Doubles]:
@@ -178,7 +176,7 @@ def list_gates(estimator: Any) -> list[str]:
     if kind_of(estimator) == "text":
         return [*_GIVEN]
     if kind_of(estimator) != "recurrent":
-        return [*CHOSEN] if kind_of(estimator) == "scores" else []
+        return [*CHOSEN, *PART_ARRAYS] if kind_of(estimator) == "scores" else []
     pairs = {"pair": ("{}_a", "{}_b")}
     gates = ESTIMATORS[estimator].gates.items()
     names = [x.format(name) for name, kind in gates for x in pairs.get(kind, ("{}",))]
@@ -298,7 +296,11 @@ def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
         states = {x: tensors.part(x, ()) for x in ("state", "initial_state") if x in tensors.shapes}
         kept = type_of_states(states, tensors.stored, tensors.dtype)
         return gather_recurrent(problems, read, types, kept)
-    return gather_parts(problem, read, types, tensors.shapes)
+    parts = gather_parts(problem, read, types, tensors.shapes)
+    if "part_out" in tensors.shapes and "out" in parts:
+        given = tensors.read_whole(PART_ARRAYS)
+        parts |= list_parts(parts["out"], given)
+    return parts
 
 
 def gather_parts(
