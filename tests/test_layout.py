@@ -48,6 +48,7 @@ TABLE = {
     "registry",
     "judge.verification": "engine features files judge.mistakes judge.rounding judge.stats "
     "registry",
+    "judge.runs": "files judge.rounding judge.stats judge.verification",
     "judge.conformance": "_version attention engine estimators features files gradients kernels "
     "judge.mistakes judge.rounding judge.stats judge.verification naive registry sampling theory",
     "judge.vectors": "_version files judge.conformance judge.mistakes naive registry",

@@ -133,6 +133,7 @@ def open_tensors(
     layout: str = "bhnd",
     required: Collection[str] = JUDGED,
     also: Collection[str] = (),
+    inputs: str | os.PathLike[str] | None = None,
 ) -> Tensors:
     """Open a file of q, k, v and what was computed of them, and check all but the results.
 
@@ -160,6 +161,8 @@ def open_tensors(
         Names of which the file must have at least one; none, if it is empty.
     also : collection of str
         Names of other arrays that are read, of what tokens do to a state.
+    inputs : path-like, optional
+        File whose inputs are taken if this one has no `q`: it holds results for the same inputs.
     """
     types = list_types(dtype, DTYPES)
     checks.choice("layout", layout, ("bhnd", "bnhd"))
@@ -169,6 +172,10 @@ def open_tensors(
         ".safetensors": _read_safetensors,
     }
     stored, names = read_file(path, readers)
+    if inputs is not None and "q" not in names:
+        beside, _ = read_file(Path(inputs), readers)
+        stored = {**{x: y for x, y in beside.items() if x not in JUDGED}, **stored}
+        names = [*{*names, *stored}]
     _refuse_other_names(path, names)
     must_hold(path, names, "qkv")
     _check_results(path, stored, required)

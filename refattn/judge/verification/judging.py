@@ -72,7 +72,7 @@ from .choice import (
 from .empty_rows import describe_idle
 from .findings import NOT_EXPLAINED, Finding, Numbers, Part, ProfileTrial, weaken
 from .head_sums import ONE_PERCENT, RowWeights
-from .joint import find_smallest, knows_columns, test_each
+from .joint import find_smallest, knows_columns, name_wrong, test_each
 from .likelihood import ALIKE, Fit, ProfileSample, compare
 from .looks import (
     Blocks,
@@ -352,7 +352,7 @@ class _Case:
         likely = [x for x, y in self.fits.items() if y.explains or x == best.profile]
         name = likely[0] if likely else best.profile
         trial = self.trials.get(name) or self.attempt(name, whole=False)
-        (named, more), by_best = (_name_wrong(x, self.alpha) for x in (trial, best))
+        (named, more), by_best = (name_wrong(x.find, x.rows, self.alpha) for x in (trial, best))
         few = 0 < len(named) <= max(trial.rows / _ONE_OF_ROWS, len(by_best[0])) and not more
         return (named, more) if few else by_best
 
@@ -551,21 +551,6 @@ def _share_evidence(cases: Sequence[_Case], names: Sequence[str]) -> None:
     explained = set(names).intersection(*(x.explained for x in cases if x.explained))
     for case in cases:
         case.take_evidence(explained)
-
-
-def _name_wrong(trial: ProfileTrial, alpha: float) -> tuple[tuple[tuple[Index, float], ...], bool]:
-    """List the rows that are wrong at a level, by Holm's correction for all that were tried.
-
-    Also tell whether there may be more.
-    """
-    found: list[tuple[Index, float]] = []
-    wrong, more = trial.find(math.log(alpha / max(trial.rows, 1)))
-    for row in wrong:
-        p = math.exp(max(row.log_p, -700.0))
-        if p * (trial.rows - len(found)) > alpha:
-            break
-        found.append((row.at, p))
-    return tuple(found), more
 
 
 def _remark_idle(rows: Sequence[Index]) -> list[str]:
