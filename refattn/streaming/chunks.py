@@ -220,8 +220,8 @@ class EvaState(_ChunkState):
         `q`, shape (..., n, d), has the queries of the last n of these tokens; n may be 0.
         An array `omega`, shape (..., C, d), may have more chunks than there are yet; with it `q`
         is not needed. The other options are as in `refattn.eva_attention`. A generator `rng` is
-        copied, not advanced; the frequency of a chunk does not depend on the steps in which its tokens
-        arrive.
+        copied, not advanced; the frequency of a chunk does not depend on the steps in which its
+        tokens arrive.
         """
         qkv.keys_and_values(k, v)
         checks.positive_integer("window", window)
