@@ -30,7 +30,7 @@ MERGE = "merge"
 _MERGED_ROWS = 64  # of a head
 
 
-def list_parts(whole: Part, given: Mapping[str, Any]) -> dict[str, Part]:
+def pose_parts(whole: Part, given: Mapping[str, Any]) -> dict[str, Part]:
     """List what is judged of parts: each of them by its number, and the merge to the output."""
     problem, numbers = whole
     missing = [x for x in PART_ARRAYS if given.get(x) is None]

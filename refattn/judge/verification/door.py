@@ -14,7 +14,7 @@ from ...features import elu_features
 from ...files.tensors import fits_other_layout, view_heads_first
 from ...typing import Features
 from ..kinds.chosen import choose_keys
-from ..kinds.parts import list_parts
+from ..kinds.parts import pose_parts
 from ..rounding.formats import check_all_hold, dtype_of, widen
 from ..rounding.layers import pose_recurrence
 from ..rounding.problems import Problem, check_holds, pose_arrays
@@ -311,7 +311,7 @@ def verify(
         parts = gather_parts(problem, read, types, {x: y.shape for x, y in got.items()}, declared)
         of_parts = {"part_out": part_out, "part_lse": part_lse, "part_keys": part_keys}
         if part_out is not None and "out" in parts:
-            parts |= list_parts(parts["out"], of_parts)
+            parts |= pose_parts(parts["out"], of_parts)
     names: ProfileChoice = profile
     if profile is None and kind not in ("recurrent", "text"):
         scaled = any(x is not None for x in scales.values())

@@ -18,7 +18,7 @@ from ...features import elu_features
 from ...files.tensors import Tensors
 from ...registry import ESTIMATORS
 from ..kinds.chosen import CHOSEN, choose_keys
-from ..kinds.parts import PART_ARRAYS, list_parts
+from ..kinds.parts import PART_ARRAYS, pose_parts
 from ..mistakes.causes.places import remark_stray
 from ..mistakes.causes.wrong_rows import thin
 from ..rounding.derived.rows import open_formula, pose_text
@@ -299,7 +299,7 @@ def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
     parts = gather_parts(problem, read, types, tensors.shapes)
     if "part_out" in tensors.shapes and "out" in parts:
         given = tensors.read_whole(PART_ARRAYS)
-        parts |= list_parts(parts["out"], given)
+        parts |= pose_parts(parts["out"], given)
     return parts
 
 

@@ -600,7 +600,8 @@ def test_the_worst_of_all_parts_is_what_is_said(first, second, monkeypatch):
     del parts["out"]
     alone = judging.judge_all(parts, "float32", "math", 0.3)
     assert (alone.verdict, [*alone.parts]) == (second, ["dq", "dv"])
-    one_part = judging.judge_all({"out": findings.Part(0, 1)}, "float32", None, 0.3)
+    whole = findings.Part(problem, numbers)
+    one_part = judging.judge_all({"out": whole}, "float32", None, 0.3)
     assert (one_part.verdict, one_part.parts, asked[-1][-4:]) == (
         first,
         {},
