@@ -13,7 +13,7 @@ LINES = {
     "measure": "compare easy.npz --target 0.1 --measure --features 8 --estimators ra,lara --most 4",
     "verify": "verify dump.safetensors",
     "tolerance": "tolerance flat.npz --dtype float16 --profile flash --verbose",
-    "check": "check refattn:softmax_attention --estimator softmax --check contract",
+    "check": "check refattn:softmax_attention --estimator softmax --check contract --in-process",
 }
 FUNCTIONS = {
     path: pkgutil.resolve_name(path)

@@ -35,16 +35,17 @@ def softmax(name, *words):
     ],
 )
 def test_pass(name, words):
-    text = shown("check", name, "--seed", 0, "--estimator", *words.split())
+    given = "--in-process", "--seed", 0, "--estimator", *words.split()
+    text = shown("check", name, *given)
     assert text.startswith("PASS: ")
     assert "1 check passed" in text
-    text = shown("check", name, "--seed", 0, "--verbose", "--estimator", *words.split())
+    text = shown("check", name, "--verbose", *given)
     assert f"PASS          {words.split()[2]}" in text
 
 
 def test_softmax_is_guessed():
     """Of a function of three arrays alone, which is said; of others the estimator must be named."""
-    words = ("--check", "contract", "--capability", "mask")
+    words = ("--check", "contract", "--capability", "mask", "--in-process")
     done = run("check", "candidates_under_test:right", *words)
     assert done.exit_code == 0
     assert done.stderr.startswith("checked as softmax, because it needs only q, k, v")

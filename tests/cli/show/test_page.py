@@ -79,7 +79,7 @@ def test_verdicts_fit_the_page(width):
     assert max(map(len, text.splitlines())) <= width
     start = text[text.index("FAIL: ") :].splitlines()
     assert start[1].startswith("  ")  # what goes on is indented
-    naive = "check refattn.naive:rfa --estimator softmax --check contract"
+    naive = "check refattn.naive:rfa --estimator softmax --check contract --in-process"
     for words in (LINES["check"], naive, "check --list", "check --list-specs"):
         lines = run(*words.split(), width=width).stdout.splitlines()
         whole = run(*words.split(), width=300).stdout

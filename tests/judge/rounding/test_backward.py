@@ -138,6 +138,7 @@ of_each = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("searched")
 @pytest.mark.parametrize("profile", ["named", "searched"])
 @of_each

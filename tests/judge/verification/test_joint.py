@@ -189,6 +189,7 @@ def test_a_row_that_misses_a_key_is_named_where_spacings_hide_it(name, seed):
     assert (found.verdict, [x for x, _ in found.rows]) == ("FAIL", [(0, 20)])
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["flash", "math"])
 @pytest.mark.parametrize("size", SIZES)

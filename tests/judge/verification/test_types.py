@@ -122,6 +122,7 @@ def wide(name, size, mean, wrong=1.0):
     }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["serial", online])
 @pytest.mark.parametrize(("size", "mean"), [(8.0, 0.0), (1.0, 2.0)])
 def test_a_wide_output_of_narrow_inputs_is_tried_as_sums_in_float32(name, size, mean):
