@@ -53,6 +53,8 @@ import numpy as np
 
 from ...arrays.threads import one_blas_thread
 from ...arrays.words import name_row
+from ..kinds.chosen import judge_choice
+from ..kinds.parts import settle_part
 from ..mistakes.causes.places import list_remarks, suspect_narrower
 from ..mistakes.causes.reasons import explain, explain_gradients
 from ..mistakes.causes.states import find_coarse_state, keep_common
@@ -72,7 +74,7 @@ from .choice import (
 from .empty_rows import describe_idle
 from .findings import NOT_EXPLAINED, Finding, Numbers, Part, ProfileTrial, weaken
 from .head_sums import ONE_PERCENT, RowWeights
-from .joint import find_smallest, knows_columns, test_each
+from .joint import find_smallest, knows_columns, name_wrong, test_each
 from .likelihood import ALIKE, Fit, ProfileSample, compare
 from .looks import (
     Blocks,
@@ -352,7 +354,7 @@ class _Case:
         likely = [x for x, y in self.fits.items() if y.explains or x == best.profile]
         name = likely[0] if likely else best.profile
         trial = self.trials.get(name) or self.attempt(name, whole=False)
-        (named, more), by_best = (_name_wrong(x, self.alpha) for x in (trial, best))
+        (named, more), by_best = (name_wrong(x.find, x.rows, self.alpha) for x in (trial, best))
         few = 0 < len(named) <= max(trial.rows / _ONE_OF_ROWS, len(by_best[0])) and not more
         return (named, more) if few else by_best
 
@@ -422,11 +424,15 @@ def judge_all(parts: Mapping[str, Part], *of: Any, **named: Any) -> Verdict:
     forward_asked = whole._replace(alpha=whole.alpha / len(parts))
     profile, verdicts = whole.profile, dict[str, Verdict]()
     for name, part in parts.items():
-        if name == "out" or part.problem.kind == "recurrent":
+        if part.problem.gradient is None:
             verdicts[name] = judge(*part, *forward_asked)
-    if [*parts] == ["out"]:
-        return verdicts["out"]
+            if name not in ("out", "state"):
+                verdicts[name] = settle_part(name, part, verdicts[name])
     gradients = {x: y for x, y in parts.items() if x not in verdicts}
+    if "out" in parts and "index_q" in (problem := parts["out"].problem).first:
+        verdicts["indices"] = judge_choice(problem, whole.dtype, profile, whole.alpha)
+    if [*verdicts] == ["out"] and not gradients:
+        return verdicts["out"]
     if gradients:
         wide = any(not is_narrow(x.numbers.out_dtype) for x in gradients.values())
         names: ProfileChoice = backward_profiles(whole.dtype, wide) if profile is None else profile
@@ -551,21 +557,6 @@ def _share_evidence(cases: Sequence[_Case], names: Sequence[str]) -> None:
     explained = set(names).intersection(*(x.explained for x in cases if x.explained))
     for case in cases:
         case.take_evidence(explained)
-
-
-def _name_wrong(trial: ProfileTrial, alpha: float) -> tuple[tuple[tuple[Index, float], ...], bool]:
-    """List the rows that are wrong at a level, by Holm's correction for all that were tried.
-
-    Also tell whether there may be more.
-    """
-    found: list[tuple[Index, float]] = []
-    wrong, more = trial.find(math.log(alpha / max(trial.rows, 1)))
-    for row in wrong:
-        p = math.exp(max(row.log_p, -700.0))
-        if p * (trial.rows - len(found)) > alpha:
-            break
-        found.append((row.at, p))
-    return tuple(found), more
 
 
 def _remark_idle(rows: Sequence[Index]) -> list[str]:

@@ -14,7 +14,7 @@ from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
 from .changed_inputs import list_narrow, list_scales
 from .heads import list_other_heads
-from .masks import list_diagonals
+from .masks import list_choices, list_diagonals
 from .sampled import Alternative, Bias, Place, Result, Rows, Seen, attend, pad_sum, show_band
 from .sequences import fill_tiles, list_packed, one_sequence, within_sequences
 
@@ -89,6 +89,7 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
             "is multiplied by ln(2) (log2(e) is left out)": lambda _, x: x / _LOG2E,
             "counts twice": lambda _, x: x + math.log(2),
             "is read from the next head": lambda index, _: _sink_of_next(problem, index),
+            "is 0: 1 is added to the sum of e^score": lambda _, x: 0 * x,
         }
         for words, change in sinks.items():
             yield Alternative(f"the sink {words}", problem.replaced("sinks", change))
@@ -235,6 +236,8 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
         if n == m:
             text = f"the {name} is transposed"
             yield Alternative(text, problem.replaced(name, lambda _, x: x.T))
+    if "indices" in arrays:
+        yield from list_choices(problem)
     if "mask" in arrays and problem.packed is None:  # that of sequences is none of the user's
         yield from list_diagonals(problem)
         for by in (-2, -1, 1, 2, 3, 4):
