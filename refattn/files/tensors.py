@@ -41,7 +41,9 @@ DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_
 
 _CODES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _CODES |= {"F16": "float16", "F32": "float32", "F64": "float64", "BOOL": "bool", "I8": INTEGER}
-_FIRST = ("mask", "bias", "sinks", "omega", "log_weight", "centres", "indices")  # heads come first
+_PART_ARRAYS = ("part_out", "part_lse", "part_keys")
+_FIRST = ("mask", "bias", "sinks", "omega", "log_weight", "centres", "indices", *_PART_ARRAYS)
+# In these, and in the arrays above, heads come first in any layout.
 _STATES_FIRST = ("decay", "initial_state", "state")
 _FINITE = ("q", "k", "v", *SCALES.values(), "omega", "d_out")
 _READ = (*ARRAYS, *SCALES.values())
@@ -124,6 +126,10 @@ class Tensors:
         with np.errstate(invalid="ignore"):  # of signalling NaNs
             numbers: Floats = np.array(x, dtype, ndmin=self._cores[name])
         return numbers * self.scales[name][index] if name in self.scales else numbers
+
+    def read_whole(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return arrays as they are in the file, of those of the names that it has."""
+        return {name: np.asarray(self._views[name]) for name in names if name in self._views}
 
 
 def open_tensors(
@@ -263,7 +269,7 @@ def _view_array(name: str, x: Floats | safetensors.Tensor) -> Floats:
     if name == "mask" and dtype != "bool":
         read = re.sub(r"^I(?=\d)", "int", dtype)  # as safetensors call it
         raise TypeError(checks.say_not_boolean("mask", read))
-    if name == "indices" and dtype in _INTEGERS:
+    if name in ("indices", "part_keys") and dtype in _INTEGERS:
         return x.view(_INTEGERS[dtype]) if isinstance(x, safetensors.Tensor) else x
     if name in SCALES and dtype == INTEGER:
         return x.view(np.int8) if isinstance(x, safetensors.Tensor) else x

@@ -53,6 +53,8 @@ import numpy as np
 
 from ...arrays.threads import one_blas_thread
 from ...arrays.words import name_row
+from ..kinds.chosen import judge_choice
+from ..kinds.parts import settle_part
 from ..mistakes.causes.places import list_remarks, suspect_narrower
 from ..mistakes.causes.reasons import explain, explain_gradients
 from ..mistakes.causes.states import find_coarse_state, keep_common
@@ -422,11 +424,15 @@ def judge_all(parts: Mapping[str, Part], *of: Any, **named: Any) -> Verdict:
     forward_asked = whole._replace(alpha=whole.alpha / len(parts))
     profile, verdicts = whole.profile, dict[str, Verdict]()
     for name, part in parts.items():
-        if name == "out" or part.problem.kind == "recurrent":
+        if part.problem.gradient is None:
             verdicts[name] = judge(*part, *forward_asked)
-    if [*parts] == ["out"]:
-        return verdicts["out"]
+            if name not in ("out", "state"):
+                verdicts[name] = settle_part(name, part, verdicts[name])
     gradients = {x: y for x, y in parts.items() if x not in verdicts}
+    if "out" in parts and "index_q" in (problem := parts["out"].problem).first:
+        verdicts["indices"] = judge_choice(problem, whole.dtype, profile, whole.alpha)
+    if [*verdicts] == ["out"] and not gradients:
+        return verdicts["out"]
     if gradients:
         wide = any(not is_narrow(x.numbers.out_dtype) for x in gradients.values())
         names: ProfileChoice = backward_profiles(whole.dtype, wide) if profile is None else profile
