@@ -59,7 +59,7 @@ def _read_qkv(
 @features_option
 @estimators_option(
     f"all, or some of {', '.join(COMMON)}, ... (see refattn check --list).  "
-    "[default: rfa-iid,rfa-orthogonal,rfa-adapted,lara-own,lara-balance,ra,eva; "
+    "[default: rfa-iid,rfa-orthogonal,rfa-adapted,lara-balance,lara-mean,ra,ra-mean,eva; "
     "all with --measure]"
 )
 @click.option(

@@ -13,7 +13,10 @@ from ..typing import KEY_LAWS, Features, KeyLaw
 from .record import Estimator, register
 
 # What a comparison shows unless told otherwise: one of each kind, and the best of its kind.
-DEFAULT = ("rfa-iid", "rfa-orthogonal", "rfa-adapted", "lara-own", "lara-balance", "ra", "eva")
+DEFAULT = (
+    *("rfa-iid", "rfa-orthogonal", "rfa-adapted"),
+    *("lara-balance", "lara-mean", "ra", "ra-mean", "eva"),
+)
 
 _VECTORS = "refattn.judge.vectors"  # which imports this
 _NEAR_WINDOW = (8, 8)  # tokens on each side, half of the smallest block that pays
@@ -112,6 +115,20 @@ _LARA = Estimator(
     source=("003: LARA",),
 )
 
+_RA = Estimator(
+    "ra",
+    ra.randomized_attention,
+    naive.randomized_attention,
+    size="num_samples",
+    options=(*_SEES, "omega"),
+    traits=(
+        *(*_MEAN, *_ROWS, "quadratic", "random", "seeds-differ"),
+        *(*_OMEGA, "per-query", "target"),
+    ),
+    vectors=f"{_VECTORS}.recipes:own",
+    source=("003: RA",),
+)
+
 
 def _variant(record: Estimator, name: str, **changes: Any) -> Estimator:
     """Another estimator of the same function."""
@@ -154,6 +171,19 @@ def _weighted(weighting: str) -> Estimator:
         naive=partial(_LARA.naive, weighting=weighting),
         options=_SEES if weighting == "own" else ("scale", "mask", "gqa", "vjp"),
         traits=(*_MEAN, *_DRAWS),
+    )
+
+
+def _at_means(record: Estimator, name: str, **changes: Any) -> Estimator:
+    """An estimator without random numbers: each frequency is the mean of its distribution."""
+    return _variant(
+        record,
+        name,
+        fn=partial(record.fn, omega="mean"),
+        naive=partial(record.naive, omega="mean"),
+        options=_SEES,
+        source=(*record.source, "003: deterministic evaluation"),
+        **changes,
     )
 
 
@@ -224,20 +254,10 @@ for _record in (
         options=(*_SEES, "omega"),
         traits=(*_MEAN, *_SHARED),
     ),
-    Estimator(
-        "ra",
-        ra.randomized_attention,
-        naive.randomized_attention,
-        size="num_samples",
-        options=(*_SEES, "omega"),
-        traits=(
-            *(*_MEAN, *_ROWS, "quadratic", "random", "seeds-differ"),
-            *(*_OMEGA, "per-query", "target"),
-        ),
-        vectors=f"{_VECTORS}.recipes:own",
-        source=("003: RA",),
-    ),
+    _RA,
+    _at_means(_RA, "ra-mean", size=None, traits=(*_MEAN, *_ROWS, "quadratic")),
     *(_LARA if name == "balance" else _weighted(name) for name in lara.WEIGHTINGS),
+    _at_means(_LARA, "lara-mean", traits=_MEAN),
     _fitted("lara-adapted", _LARA),
     *(
         Estimator(

@@ -1,7 +1,9 @@
 r"""Reference 003, experimental results: approximation errors of RA, LARA and RFA.
 
 Queries, keys and values are those of 8 heads of a sentence encoder; the error of a seed is the mean
-square over heads, tokens and values. Seeds are independent, heads need not be.
+square over heads, tokens and values. Seeds are independent, heads need not be. RA and LARA are also
+evaluated at the means of their distributions, as the authors do at inference: these errors are
+numbers, the same for all seeds.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from validation import plotting, suite
 DATA = Path(__file__).parent.parent / "data" / "minilm_zen128_slice.npz"
 SEEDS = {"tiny": 2, "quick": 200, "full": 300}  # RFA and LARA, all numbers of samples
 WITH_RA = {"tiny": 1, "quick": 50, "full": 60}  # so many of these with RA, which costs most
+AT_MEANS = "LARA, balance at means"
 SINGLE = {"tiny": 2, "quick": 450, "full": 1000}  # more seeds for one sample
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 TOKENS = 128  # as many proposals of LARA, at most
@@ -30,6 +33,7 @@ WEIGHTINGS: tuple[Weighting, ...] = ("balance", "own", "query")
 CHUNK = 10  # seeds of one task, and five times as many of one sample
 MUCH = 0.5  # "much lower": at most this share
 STEP = 4  # of the number of proposals
+FEW = (1, 2, 4, 8, 16)  # proposals with which means are much better
 
 
 def tasks(level: str) -> suite.Tasks:
@@ -86,6 +90,23 @@ def lara(weighting: str) -> str:
     return f"LARA, {weighting}"
 
 
+def at_means() -> dict[str, dict[int, float]]:
+    """Mean squared errors at the means of distributions, by method; RA has one for all S."""
+    q, k, v, exact = arrays()
+
+    def error(fn: Any, **options: Any) -> float:
+        return float(np.mean((fn(q, k, v, omega="mean", **options) - exact) ** 2))
+
+    found = {"RA at means": dict.fromkeys(COUNTS, error(estimators.randomized_attention))}
+    for w in WEIGHTINGS:
+        found[f"{lara(w)} at means"] = {
+            c: error(estimators.linear_randomized_attention, num_proposals=c, weighting=w)
+            for c in COUNTS
+            if c <= TOKENS
+        }
+    return found
+
+
 def judge(results: suite.Results) -> suite.Findings:
     """Sign tests over seeds."""
     rows = [one for result in results for one in result]
@@ -103,7 +124,8 @@ def judge(results: suite.Results) -> suite.Findings:
         name = f"{method}, {count} below {times}{other}, {of_other}"
         return suite.more_often(name, a[both] < factor * b[both])
 
-    others = [m for m in error if m != "RA"]
+    others, fixed = [m for m in error if m != "RA"], at_means()
+    error |= {m: {c: np.full(len(rows), x) for c, x in by.items()} for m, by in fixed.items()}
     most = COUNTS[-1]
     starts = (8, 32)
     evidence: suite.Evidence = {
@@ -122,6 +144,25 @@ def judge(results: suite.Results) -> suite.Findings:
         ],
         "LARA much below": [
             lower(lara(w), c, "RFA", c, MUCH, "half of ") for w in WEIGHTINGS for c in (8, 32, 128)
+        ],
+        "LARA much below, means": [
+            lower(f"{lara(w)} at means", c, "RFA", c, MUCH, "half of ")
+            for w in WEIGHTINGS
+            for c in FEW
+            if c in COUNTS
+        ],
+        "means below draws": [
+            *(lower("RA at means", c, "RA", c) for c in error["RA"] if c <= 2),
+            *(
+                lower(f"{lara(w)} at means", c, lara(w), c)
+                for w in WEIGHTINGS
+                for c in error[lara(w)]
+                if c <= TOKENS / 4
+            ),
+        ],
+        "draws below means": [
+            *(lower("RA", c, "RA at means", c) for c in error["RA"] if c >= 16),
+            lower(lara("balance"), TOKENS, f"{lara('balance')} at means", TOKENS),
         ],
         "LARA below": [lower(lara("balance"), c, "RFA", c) for c in (64, 128)],
         "LARA decreases": [
@@ -143,14 +184,24 @@ def judge(results: suite.Results) -> suite.Findings:
         f"{one[lara('balance')]:.3g} of LARA. RFA does improve, from {means['RFA'][8]:.2g} with 8 "
         f"features to {means['RFA'][most]:.2g} with {most}, but only as S^{slopes['RFA']:.2f}; "
         f"averaging all values would give {uniform:.2g}. LARA falls as the text says, but is not "
-        f"much below RFA here: with {TOKENS} samples {much}, against {means['RFA'][TOKENS]:.2g}."
+        f"much below RFA here: with {TOKENS} samples {much}, against {means['RFA'][TOKENS]:.2g}. "
+        "At the means of its proposals it is, if they are few: "
+        + ", ".join(
+            f"{fixed[AT_MEANS][c]:.2g} against {means['RFA'][c]:.2g} with {c}"
+            for c in FEW
+            if c in COUNTS
+        )
+        + f"; but not with {TOKENS}, {fixed[AT_MEANS][TOKENS]:.2g}. RA at means has "
+        f"{fixed['RA at means'][1]:.2g}."
     )
     shown: dict[str, Any] = {}
     for m, by in error.items():
+        if m in fixed and m != AT_MEANS:
+            continue
         shown[m] = {"counts": list(by), "mean": list(means[m].values())}
         for name, share in (("low", 0.1), ("high", 0.9)):
             shown[m][name] = [float(np.nanquantile(x, share)) for x in by.values()]
-    data = {"uniform": uniform, "slopes": slopes, "methods": shown}
+    data = {"uniform": uniform, "slopes": slopes, "methods": shown, "at means": fixed}
     return suite.Findings(evidence, data, remark)
 
 
@@ -173,6 +224,8 @@ def plot(data: dict[str, Any]) -> Any:
         axes.fill_between(counts, rows["low"], rows["high"], color=colour, alpha=0.15, linewidth=0)
     style = {"color": plotting.INK, "linewidth": 0.8, "linestyle": ":"}
     axes.axhline(data["uniform"], label="mean of all values", **style)
+    ra = data["at means"]["RA at means"]
+    axes.axhline(next(iter(ra.values())), label="RA at means", **style | {"linestyle": "--"})
     axes.set(xlabel="samples S, of LARA proposals", ylabel="mean squared error")
     axes.legend()
     return figure
@@ -181,10 +234,10 @@ def plot(data: dict[str, Any]) -> Any:
 def plot_order(data: dict[str, Any]) -> Any:
     """On MiniLM; dotted: the mean of all values."""
     figure, axes = plotting.small()
-    for method in ("RA", "RFA", lara("balance")):
+    for method in ("RA", "RFA", lara("balance"), AT_MEANS):
         rows = data["methods"][method]
         (line,) = axes.loglog(rows["counts"], rows["mean"], "o-", markersize=3)
-        end, name = (rows["counts"][-1], rows["mean"][-1]), method.partition(",")[0]
+        end, name = (rows["counts"][-1], rows["mean"][-1]), method.replace(", balance", "")
         shift = (5, -8 if name == "LARA" else 0)
         axes.annotate(name, end, shift, textcoords="offset points", color=line.get_color())
     axes.axhline(data["uniform"], color=plotting.INK, linewidth=0.8, linestyle=":")

@@ -114,9 +114,9 @@ def verify(
         query, (..., n, S, d), and "eva" one of each chunk, (..., C, d), or none.
     estimator : {"softmax", "rfa", "linear"} or str
         What the kernel computes, or the name of a recurrence, such as "gated-delta-rule", or one of
-        "ra", "mean-of-ratios", "lara", "lara-own", "lara-query", "rfa-local", "is", "eva",
-        "second-order" and "coreset", whose laws are derived step by step: without gradients, in
-        float32, bfloat16 and float16, and of large arrays only for some rows.
+        "ra", "ra-mean", "mean-of-ratios", "lara", "lara-own", "lara-query", "lara-mean",
+        "rfa-local", "is", "eva", "second-order" and "coreset", whose laws are derived step by step:
+        without gradients, in float32, bfloat16 and float16, and of large arrays only for some rows.
     dtype : str or dict of str, optional
         The storage type: what the numbers of `q`, `k` and `v` were rounded to, if the arrays have a
         wider type. It is also the type of `out`, if it holds all numbers of `out`. By default each
