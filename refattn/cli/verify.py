@@ -149,6 +149,11 @@ def _parse_types(
     help="Output of the kernel for a query that sees no key.",
 )
 @alpha_option("kernel")
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Reject numbers that only sums narrower than float32 explain, whatever the profile.",
+)
 @click.option("--no-cause", is_flag=True, help="Do not search for causes of wrong numbers.")
 @click.option("--verbose", is_flag=True, help="Print all causes, all failed tests, and remarks.")
 @format_option
@@ -241,7 +246,7 @@ def _judge_layout(
     **options: Any,
 ) -> Verified:
     from ..files.tensors import open_tensors
-    from ..judge.verification.door import check_alpha
+    from ..judge.verification.door import check_alpha, check_sums
     from ..judge.verification.empty_rows import settle
     from ..judge.verification.inputs import name_profiles
     from ..judge.verification.judging import judge_all
@@ -249,8 +254,10 @@ def _judge_layout(
     from .show.verdicts import Verified
 
     alpha, hardware = check_alpha(options.pop("alpha")), options.pop("hardware", None)
+    strict = options.pop("strict", False)
     also = list_gates(options["estimator"])
     tensors = open_tensors(path, dtype=dtype, layout=layout, required=(), also=also)
+    check_sums("--strict", "float32" if strict else None, profile, tensors.dtype)
     problem = pose_tensors(tensors, **options)
     parts = read_parts(tensors, problem)
     if tensors.lead and tensors.sequences is None:
@@ -270,7 +277,7 @@ def _judge_layout(
         names: Any = profile
         if profile is None and problem.kind not in ("recurrent", "text"):
             names = name_profiles(tensors.dtypes, tensors.dtype, bool(tensors.scales), parts)
-        asked = (tensors.dtype, names, alpha, everything, hardware, not no_cause)
+        asked = (tensors.dtype, names, alpha, everything, hardware, not no_cause, strict)
         verdict = judge_all(judged, *asked)
     return Verified(tensors, problem, parts, verdict)
 

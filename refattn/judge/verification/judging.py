@@ -47,30 +47,35 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ...arrays.threads import one_blas_thread
-from ...arrays.words import name_row
 from ..mistakes.causes.places import list_remarks, suspect_narrower
 from ..mistakes.causes.reasons import explain, explain_gradients
 from ..mistakes.causes.states import find_coarse_state, keep_common
 from ..rounding.hardware import IEEE
 from ..rounding.problems import Index, Problem
-from ..rounding.profiles import Profile
-from .blind import list_blind, list_ignored, mark_right_mean, remark_beyond, remark_same_values
+from ..rounding.profiles import Profile, profile_of
+from .blind import (
+    list_blind,
+    list_ignored,
+    mark_right_mean,
+    remark_beyond,
+    remark_same_values,
+    sum_narrowly,
+)
 from .choice import (
-    ProfileChoice,
-    add_by_head,
-    backward_profiles,
-    choose_profiles,
+    Asked,
+    choose_for,
+    fused_profile,
+    has_wide_sums,
     is_narrow,
     may_be_one,
-    profiles_of_kind,
 )
-from .empty_rows import describe_idle
-from .findings import NOT_EXPLAINED, Finding, Numbers, Part, ProfileTrial, weaken
+from .empty_rows import describe_idle, remark_idle
+from .findings import Finding, Numbers, Part, ProfileTrial, weaken
 from .head_sums import ONE_PERCENT, RowWeights
 from .joint import find_smallest, knows_columns, test_each
 from .likelihood import ALIKE, Fit, ProfileSample, compare
@@ -90,8 +95,6 @@ from .units import add_unit, describe_unit, list_units, on_hardware
 from .verdict import Verdict
 
 _TOO_WELL = 0.75  # rms of z below which an option may be ignored, and a profile too loose
-_LEFT_BY_KNOWN = 4.0  # mean square of z, at most, that it leaves
-_ALL_BUT = 0.95  # share of the mean square that a defect explains where there is no other
 _UNLIKELY = 10.0  # log of how much likelier others are on some rows of another part
 _SURELY_REJECTED = -100.0  # log of a p-value that is surely enough to reject a profile by some rows
 _SURE_P = 1e-40  # corrected p-value by which some rows reject a profile, beside tests of all
@@ -100,34 +103,14 @@ _ONE_OF_ROWS = 8  # of so many, one may be wrong, and the others tell the profil
 _TESTS = 64  # more than a trial has: what is sure beside so many needs no other
 
 
-class _Asked(NamedTuple):
-    """The storage type, the profiles that are tried, the level, and whether all rows are."""
-
-    dtype: str
-    profile: ProfileChoice = None
-    alpha: float = 1e-6
-    everything: bool = False
-    hardware: str | None = None
-    explain: bool = True  # whether causes are searched for
-
-
 class _Case:
     """A part that is judged, and what was found of it by profile."""
 
-    def __init__(self, part: Part, asked: _Asked) -> None:
+    def __init__(self, part: Part, asked: Asked) -> None:
         self.numbers, self.dtype, self.alpha = part.numbers, asked.dtype, asked.alpha
-        names = asked.profile
-        if names is None:
-            wide = not is_narrow(part.numbers.out_dtype)
-            names = profiles_of_kind(part.problem.kind, asked.dtype, part.problem.kept, wide)
-        chosen = choose_profiles(asked.dtype, part.numbers.out_dtype, names)
-        # At a scale that is a power of 2 some profiles round the same: one of them is enough.
-        chosen = {
-            x: y for x, y in chosen.items() if len(chosen) < 2 or y.differs(part.problem.scale)
-        }
+        self.strict = asked.strict
+        chosen = choose_for(part.problem, part.numbers.out_dtype, *asked[:2], self.strict)
         self.profiles = on_hardware(chosen, asked.hardware)
-        if not part.problem.shares_keys:  # the same profile by two names
-            self.profiles = {x: y._replace(by_head=False) for x, y in self.profiles.items()}
         self.everything, self.seconds = asked.everything, 0.0
         self.problem = part.problem.looked_at(choose_blocks(part.problem, asked.everything))
         self.weights = RowWeights(self.problem, asked.dtype)
@@ -140,7 +123,8 @@ class _Case:
 
     def compare(self, names: Sequence[str]) -> None:
         """Compare some profiles."""
-        start, chosen = time.perf_counter(), {x: self.profiles[x] for x in names}
+        start = time.perf_counter()
+        chosen = {x: y for x, y in self.profiles.items() if x in names or self.is_rival(x)}
         some = choose_compared(self.problem)
         weights = self.weights.of_rows(some)
         self.fits = compare(some, self.numbers, self.dtype, chosen, weights, self.looks)
@@ -159,8 +143,14 @@ class _Case:
         }
         self.trials = kept
 
+    def is_rival(self, name: str) -> bool:
+        """Tell whether a profile only speaks against others, as its sums are narrow."""
+        return self.strict and not has_wide_sums(self.profiles[name], self.dtype)
+
     def is_out(self, name: str) -> bool:
         """Tell whether some rows are enough to reject a profile."""
+        if self.is_rival(name):
+            return True
         # Holm multiplies a p-value by the count of tests at most, so that these stay below alpha
         # whatever all rows say.
         fit, least = self.fits.get(name), self.alpha / _TESTS
@@ -281,6 +271,10 @@ class _Case:
         tried = name in self.trials and self.trials[name].rejected(self.alpha)
         return tried or self.is_out(name)
 
+    def rank(self, name: str) -> tuple[bool, bool, bool, float]:
+        """Rank a profile by how well it explains the numbers."""
+        return self.trials[name].rank(self.alpha, self.profiles[name].inputs is not None)
+
     def conclude(self, name: str) -> Verdict:
         """Write the verdict by a profile."""
         best, start = self.trial(name), time.perf_counter()
@@ -312,7 +306,7 @@ class _Case:
             if best.z.rms < _TOO_WELL:
                 tighter = [y for x, y in self.profiles.items() if self.is_rejected(x)]
                 blind += list_ignored(problem, numbers, dtype, tighter)
-            remarks += [*remark_same_values(problem, blind), *_remark_idle(best.idle)]
+            remarks += [*remark_same_values(problem, blind), *remark_idle(best.idle)]
             remarks += describe_idle(problem, numbers, dtype, by, sorted(best.idle))
             if problem.kind == "recurrent" and by.states is not None:
                 remarks.append(f"fits a kernel whose state is kept in {dtype} between chunks")
@@ -345,6 +339,7 @@ class _Case:
             idle=len(best.idle),
             rows=wrong,
             more_rows=more,
+            strict=self.strict,
         )
 
     def _name_rows(self, best: ProfileTrial) -> tuple[tuple[tuple[Index, float], ...], bool]:
@@ -352,7 +347,7 @@ class _Case:
         likely = [x for x, y in self.fits.items() if y.explains or x == best.profile]
         name = likely[0] if likely else best.profile
         trial = self.trials.get(name) or self.attempt(name, whole=False)
-        (named, more), by_best = (_name_wrong(x, self.alpha) for x in (trial, best))
+        (named, more), by_best = (x.name_wrong(self.alpha) for x in (trial, best))
         few = 0 < len(named) <= max(trial.rows / _ONE_OF_ROWS, len(by_best[0])) and not more
         return (named, more) if few else by_best
 
@@ -368,7 +363,7 @@ class _Case:
     def _list_smallest(self) -> dict[str, float]:
         """List the smallest corrected p-values of the profiles that were tried, or need not be."""
         found = {}
-        for name in self.profiles:
+        for name in (x for x in self.profiles if not self.is_rival(x)):
             if name in self.trials:
                 found[name] = min((x.adjusted for x in self.trials[name].tests), default=1.0)
             elif self.is_out(name):
@@ -383,14 +378,14 @@ class _Case:
 @np.errstate(all="ignore")  # small weights underflow, and wrong numbers are of any size
 def judge(problem: Problem, numbers: Numbers, *asked: Any, **named: Any) -> Verdict:
     """Judge whether a correct kernel can have produced these numbers for a problem."""
-    return _judge_one(Part(problem, numbers), _Asked(*asked, **named))
+    return _judge_one(Part(problem, numbers), Asked(*asked, **named))
 
 
-def _judge_one(part: Part, asked: _Asked, backward: str | None = None) -> Verdict:
+def _judge_one(part: Part, asked: Asked, backward: str | None = None) -> Verdict:
     """Judge an output by the likeliest profile, of those that the gradients' may have beside it."""
     case = _Case(part, asked)
     case.compare([*case.profiles])  # which sorts them, the likeliest first
-    names = [x for x in case.fits if may_be_one(x, backward)]
+    names = [x for x in case.fits if may_be_one(x, backward) and not case.is_rival(x)]
     found = next((x for x in names if not case.rejects(x)), None)
     if asked.hardware is None and (found is None or case.is_doubtful(found)):
         units = [x for x in case.add_units() if may_be_one(x, backward)]
@@ -399,25 +394,53 @@ def _judge_one(part: Part, asked: _Asked, backward: str | None = None) -> Verdic
     if found is None:  # with inputs as they are, sizes of defects are right
         as_they_are = (x for x in names if case.profiles[x].inputs is None)
         case.trial(next(as_they_are, names[0]))
-    verdict = case.conclude(found or min(case.trials, key=lambda x: _rank_trial(case, x)))
+    trials = {
+        x: y.rank(case.alpha, case.profiles[x].inputs is not None) for x, y in case.trials.items()
+    }
+    verdict = case.conclude(found or min(trials, key=trials.__getitem__))
     if not asked.explain:
-        return _leave(verdict)
+        return verdict.leave_causes()
     return explain(case.problem, part.numbers, verdict, asked.profile)
-
-
-def _leave(verdict: Verdict) -> Verdict:
-    """Say of a wrong part that its causes were not searched for."""
-    if verdict.verdict != "FAIL":
-        return verdict
-    suspects = [x for x in verdict.suspects if (x.name, x.explained > _ALL_BUT) == ("factor", True)]
-    return verdict._replace(suspects=suspects).with_remark(NOT_EXPLAINED)
 
 
 @one_blas_thread()
 @np.errstate(all="ignore")  # small weights underflow, and wrong numbers are of any size
 def judge_all(parts: Mapping[str, Part], *of: Any, **named: Any) -> Verdict:
     """Judge an output, gradients or both: together they fail with probability alpha at most."""
-    whole = _Asked(*of, **named)
+    asked = Asked(*of, **named)
+    found = _judge_parts(parts, asked._replace(explain=asked.explain and not asked.strict))
+    if asked.strict and found.verdict == "FAIL":
+        other = _judge_parts(parts, asked._replace(strict=False))
+        found = other if other.verdict == "FAIL" else found.blame_sums(other)
+    if found.verdict != "PASS" or not is_narrow(asked.dtype):
+        return found
+    return found.note_sums([x for x in parts if _accepts_narrow_sums(x, parts, asked, found)])
+
+
+def _accepts_narrow_sums(
+    name: str, parts: Mapping[str, Part], asked: Asked, found: Verdict
+) -> bool:
+    """Tell whether sums in the storage type would pass, too."""
+    part = parts[name]
+    if part.problem.kind != "scores":
+        return False
+    asked = asked if part.problem.is_mean else asked.of_gradients(parts)
+    case, profile = _Case(part, asked), profile_of(fused_profile(asked.dtype))
+    for rows in (choose_compared(case.problem), case.problem):  # all if some do not tell
+        case = _Case(part, asked)
+        case.problem, case.weights = rows, RowWeights(rows, asked.dtype)
+        sums = sum_narrowly(rows, asked.dtype, profile)
+        case.numbers = part.numbers._replace(out=sums, lse=None)
+        case.compare([*case.profiles])
+        # The other parts were explained by a profile: this is of the same kernel.
+        names = [x for x in case.fits if len(parts) == 1 or may_be_one(x, found.profile)]
+        if all(case.rejects(x) for x in names):
+            return False
+    return True
+
+
+def _judge_parts(parts: Mapping[str, Part], whole: Asked) -> Verdict:
+    """Judge each part, and let them be of one kernel."""
     # Bonferroni: a correct kernel may fail in any part.
     forward_asked = whole._replace(alpha=whole.alpha / len(parts))
     profile, verdicts = whole.profile, dict[str, Verdict]()
@@ -428,11 +451,7 @@ def judge_all(parts: Mapping[str, Part], *of: Any, **named: Any) -> Verdict:
         return verdicts["out"]
     gradients = {x: y for x, y in parts.items() if x not in verdicts}
     if gradients:
-        wide = any(not is_narrow(x.numbers.out_dtype) for x in gradients.values())
-        names: ProfileChoice = backward_profiles(whole.dtype, wide) if profile is None else profile
-        if any(x.problem.shares_keys for x in gradients.values()):
-            names = add_by_head(names)
-        asked = forward_asked._replace(profile=names)
+        asked = forward_asked.of_gradients(gradients)
         backward = _judge_gradients(gradients, asked)
         if "out" in verdicts:
             verdicts["out"], backward = _as_one_kernel(
@@ -441,7 +460,7 @@ def judge_all(parts: Mapping[str, Part], *of: Any, **named: Any) -> Verdict:
         if whole.explain:
             verdicts |= explain_gradients(gradients, backward, profile, verdicts.get("out"))
         else:
-            verdicts |= {x: _leave(y) for x, y in backward.items()}
+            verdicts |= {x: y.leave_causes() for x, y in backward.items()}
     left = keep_common({x: y.suspects for x, y in verdicts.items()})
     verdicts = {x: y._replace(of=x, suspects=left[x]) for x, y in verdicts.items()}
     first = min(verdicts.values(), key=lambda x: ("FAIL", "UNDERPOWERED", "PASS").index(x.verdict))
@@ -452,7 +471,7 @@ def judge_all(parts: Mapping[str, Part], *of: Any, **named: Any) -> Verdict:
 def _as_one_kernel(
     parts: Mapping[str, Part],
     found: tuple[Verdict, dict[str, Verdict]],
-    asked: tuple[_Asked, _Asked],
+    asked: tuple[Asked, Asked],
 ) -> tuple[Verdict, dict[str, Verdict]]:
     """Judge again by profiles that may be of one kernel, if those of a forward and a backward pass.
 
@@ -478,7 +497,7 @@ def _as_one_kernel(
 
 
 def _judge_gradients(
-    parts: Mapping[str, Part], asked: _Asked, forward: str | None = None
+    parts: Mapping[str, Part], asked: Asked, forward: str | None = None
 ) -> dict[str, Verdict]:
     """Judge the gradients of one backward pass by one profile: the likeliest that explains all.
 
@@ -510,8 +529,15 @@ def _judge_gradients(
                 add_unit(case.profiles, name)
         name = _agree(worst_first, units)
     name = name or _agree_without_some(worst_first, names)
-    name = name or min(names, key=lambda x: sum(y.is_rejected(x) for y in cases.values()))
+    name = name or min(names, key=lambda x: _rank_rejected(worst_first, x))
     return {x: case.conclude(name) for x, case in cases.items()}
+
+
+def _rank_rejected(cases: Sequence[_Case], name: str) -> tuple[int, float]:
+    """Rank profiles first by the parts that they explain, then by how likely they are."""
+    against = (x.fits[name].against if name in x.fits else math.inf for x in cases)
+    rejected = sum(1 + x.is_rival(name) for x in cases if x.is_rejected(name))
+    return rejected, sum(against)
 
 
 def _agree(cases: Sequence[_Case], names: Sequence[str]) -> str:
@@ -553,48 +579,9 @@ def _share_evidence(cases: Sequence[_Case], names: Sequence[str]) -> None:
         case.take_evidence(explained)
 
 
-def _name_wrong(trial: ProfileTrial, alpha: float) -> tuple[tuple[tuple[Index, float], ...], bool]:
-    """List the rows that are wrong at a level, by Holm's correction for all that were tried.
-
-    Also tell whether there may be more.
-    """
-    found: list[tuple[Index, float]] = []
-    wrong, more = trial.find(math.log(alpha / max(trial.rows, 1)))
-    for row in wrong:
-        p = math.exp(max(row.log_p, -700.0))
-        if p * (trial.rows - len(found)) > alpha:
-            break
-        found.append((row.at, p))
-    return tuple(found), more
-
-
-def _remark_idle(rows: Sequence[Index]) -> list[str]:
-    """Name rows of which nothing is known."""
-    if not rows:
-        return []
-    first = name_row(min(rows))
-    return [
-        f"0 or the mean of v would also pass in {len(rows)} rows by this profile, the first is "
-        f"{first}: the verdict does not cover them"
-    ]
-
-
-def _rank_trial(case: _Case, name: str) -> tuple[bool, bool, bool, float]:
-    """Rank first what explains the numbers, then what does with a known defect, then the nearest.
-
-    Sizes of defects are right for the problem as it was given, with inputs as they are.
-    """
-    trial = case.trials[name]
-    most = max((x.explained for x in trial.suspects), default=0.0)
-    rounded = case.profiles[name].inputs is not None
-    off = abs(math.log(trial.z.rms or 1.0))
-    known = most >= _ALL_BUT and trial.z.rms**2 * (1 - most) < _LEFT_BY_KNOWN
-    return trial.rejected(case.alpha), rounded, not known, off
-
-
 def _suspect_float32(problem: Problem, numbers: Numbers, dtype: str, alpha: float) -> Iterator[str]:
     """Say if float64 numbers are those of sums or exponentials in float32."""
     if dtype == "float64" and problem.gradient is None:
-        case = _Case(Part(problem, numbers), _Asked(dtype, "math", alpha, False))
+        case = _Case(Part(problem, numbers), Asked(dtype, "math", alpha, False))
         if case.trial("math").known and not case.rejects("math"):
             yield "profile math accepts these numbers: some step of the kernel may be in float32"
