@@ -13,9 +13,10 @@ from ..rounding.backward import exact_gradient
 from ..rounding.formats import FORMATS
 from ..rounding.head import SoftmaxHead, attend_rows, exact_rows, finite_logs, scan_tiles
 from ..rounding.problems import Index, Problem, sweep
-from ..rounding.profiles import Profile
+from ..rounding.profiles import Profile, profile_of
 from ..rounding.roundings import RowErrors
 from ..rounding.saved import share_tile
+from .choice import fused_profile
 from .findings import BEYOND, IGNORES, SAME_KEYS, SAME_VALUES, Numbers
 from .head_sums import HeadSums, row_weights
 from .trial import passes
@@ -97,12 +98,12 @@ def list_blind(
         return [x for x in names if x in right or passes(tried[x], alpha)]
 
 
-def sum_narrowly(problem: Problem, dtype: str, profile: Profile) -> Callable[[Index], Doubles]:
+def sum_narrowly(problem: Problem, dtype: str) -> Callable[[Index], Doubles]:
     """Compute some rows of a kernel that keeps its sums in the storage type; others are NaN.
 
     Weights and derivatives are rounded, and running sums after 64 tokens.
     """
-    to, roundings = FORMATS[dtype].round, profile.roundings(dtype)
+    to, roundings = FORMATS[dtype].round, profile_of(fused_profile(dtype)).roundings(dtype)
 
     def sum_rows(index: Index, i: slice) -> Doubles:
         if problem.gradient is not None:

@@ -57,7 +57,7 @@ from ..mistakes.causes.reasons import explain, explain_gradients
 from ..mistakes.causes.states import find_coarse_state, keep_common
 from ..rounding.hardware import IEEE
 from ..rounding.problems import Index, Problem
-from ..rounding.profiles import Profile, profile_of
+from ..rounding.profiles import Profile
 from .blind import (
     list_blind,
     list_ignored,
@@ -69,7 +69,6 @@ from .blind import (
 from .choice import (
     Asked,
     choose_for,
-    fused_profile,
     has_wide_sums,
     is_narrow,
     may_be_one,
@@ -92,7 +91,7 @@ from .looks import (
 )
 from .trial import attempt
 from .units import add_unit, describe_unit, list_units, on_hardware
-from .verdict import Verdict
+from .verdict import Interrupted, Verdict, join
 
 _TOO_WELL = 0.75  # rms of z below which an option may be ignored, and a profile too loose
 _UNLIKELY = 10.0  # log of how much likelier others are on some rows of another part
@@ -400,7 +399,10 @@ def _judge_one(part: Part, asked: Asked, backward: str | None = None) -> Verdict
     verdict = case.conclude(found or min(trials, key=trials.__getitem__))
     if not asked.explain:
         return verdict.leave_causes()
-    return explain(case.problem, part.numbers, verdict, asked.profile)
+    try:
+        return explain(case.problem, part.numbers, verdict, asked.profile)
+    except KeyboardInterrupt:
+        raise Interrupted(verdict.leave_causes()) from None
 
 
 @one_blas_thread()
@@ -414,7 +416,10 @@ def judge_all(parts: Mapping[str, Part], *of: Any, **named: Any) -> Verdict:
         found = other if other.verdict == "FAIL" else found.blame_sums(other)
     if found.verdict != "PASS" or not is_narrow(asked.dtype):
         return found
-    return found.note_sums([x for x in parts if _accepts_narrow_sums(x, parts, asked, found)])
+    try:
+        return found.note_sums([x for x in parts if _accepts_narrow_sums(x, parts, asked, found)])
+    except KeyboardInterrupt:
+        raise Interrupted(found.cut_short([])) from None
 
 
 def _accepts_narrow_sums(
@@ -425,12 +430,11 @@ def _accepts_narrow_sums(
     if part.problem.kind != "scores":
         return False
     asked = asked if part.problem.is_mean else asked.of_gradients(parts)
-    case, profile = _Case(part, asked), profile_of(fused_profile(asked.dtype))
+    case = _Case(part, asked)
     for rows in (choose_compared(case.problem), case.problem):  # all if some do not tell
         case = _Case(part, asked)
         case.problem, case.weights = rows, RowWeights(rows, asked.dtype)
-        sums = sum_narrowly(rows, asked.dtype, profile)
-        case.numbers = part.numbers._replace(out=sums, lse=None)
+        case.numbers = part.numbers._replace(out=sum_narrowly(rows, asked.dtype), lse=None)
         case.compare([*case.profiles])
         # The other parts were explained by a profile: this is of the same kernel.
         names = [x for x in case.fits if len(parts) == 1 or may_be_one(x, found.profile)]
@@ -440,15 +444,27 @@ def _accepts_narrow_sums(
 
 
 def _judge_parts(parts: Mapping[str, Part], whole: Asked) -> Verdict:
+    """Judge each part, and join the verdicts; those that are known if it is interrupted."""
+    verdicts = dict[str, Verdict]()
+    try:
+        _judge_each(parts, whole, verdicts)
+    except KeyboardInterrupt as stop:
+        left = [x for x in parts if x not in verdicts]
+        if isinstance(stop, Interrupted):
+            verdicts[left.pop(0)] = stop.found
+        if not verdicts:
+            raise
+        raise Interrupted(join(verdicts, whole.alpha).cut_short(left)) from None
+    return join(verdicts, whole.alpha)
+
+
+def _judge_each(parts: Mapping[str, Part], whole: Asked, verdicts: dict[str, Verdict]) -> None:
     """Judge each part, and let them be of one kernel."""
     # Bonferroni: a correct kernel may fail in any part.
     forward_asked = whole._replace(alpha=whole.alpha / len(parts))
-    profile, verdicts = whole.profile, dict[str, Verdict]()
     for name, part in parts.items():
         if name == "out" or part.problem.kind == "recurrent":
             verdicts[name] = judge(*part, *forward_asked)
-    if [*parts] == ["out"]:
-        return verdicts["out"]
     gradients = {x: y for x, y in parts.items() if x not in verdicts}
     if gradients:
         asked = forward_asked.of_gradients(gradients)
@@ -457,15 +473,12 @@ def _judge_parts(parts: Mapping[str, Part], whole: Asked) -> Verdict:
             verdicts["out"], backward = _as_one_kernel(
                 parts, (verdicts["out"], backward), (forward_asked, asked)
             )
+        verdicts |= {x: y.leave_causes() for x, y in backward.items()}
         if whole.explain:
-            verdicts |= explain_gradients(gradients, backward, profile, verdicts.get("out"))
-        else:
-            verdicts |= {x: y.leave_causes() for x, y in backward.items()}
+            out = verdicts.get("out")
+            verdicts |= explain_gradients(gradients, backward, whole.profile, out)
     left = keep_common({x: y.suspects for x, y in verdicts.items()})
-    verdicts = {x: y._replace(of=x, suspects=left[x]) for x, y in verdicts.items()}
-    first = min(verdicts.values(), key=lambda x: ("FAIL", "UNDERPOWERED", "PASS").index(x.verdict))
-    seconds = sum(x.seconds for x in verdicts.values())
-    return first._replace(alpha=whole.alpha, seconds=seconds, parts=verdicts)
+    verdicts |= {x: y._replace(suspects=left[x]) for x, y in verdicts.items()}
 
 
 def _as_one_kernel(

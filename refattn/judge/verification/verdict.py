@@ -47,6 +47,14 @@ _OF_ROW = ("where", "p")
 _OF_PLACES = ("mean square of tiles", "mean square of heads")
 
 
+class Interrupted(KeyboardInterrupt):
+    """An interruption of a verdict, with what was `found` until then."""
+
+    def __init__(self, found: Any) -> None:
+        super().__init__()
+        self.found = found
+
+
 @held("verdict", "profile", "dtype", "shape", "alpha")
 class Verdict(NamedTuple):
     """The verdict on the numbers of a kernel: can a correct kernel have produced them?
@@ -210,6 +218,12 @@ class Verdict(NamedTuple):
         of = bool(passed) if not parts else self.of in passed
         return self._replace(parts=parts, narrow_sums=of)
 
+    def cut_short(self, left: Sequence[str]) -> Verdict:
+        """Say which parts were not judged: without them nothing passes."""
+        verdict = "UNDERPOWERED" if self.verdict == "PASS" and left else self.verdict
+        text = f"interrupted: {', '.join(left)} not judged" if left else "interrupted"
+        return self._replace(verdict=verdict).with_remark(text)
+
     def in_layout(self, option: str, transposed: Verdict) -> Verdict:
         """Name the layout as the cause if the transposed arrays pass, or are nearly right."""
         share = 1.0
@@ -240,6 +254,16 @@ class Verdict(NamedTuple):
                 first, rest = _write_short(part), []
             lines += [f"{name}: {first}", *rest]
         return "\n".join(lines)
+
+
+def join(verdicts: dict[str, Verdict], alpha: float) -> Verdict:
+    """Make one verdict of those on all parts."""
+    if [*verdicts] == ["out"] and verdicts["out"].alpha == alpha:
+        return verdicts["out"]
+    verdicts = {x: y._replace(of=x) for x, y in verdicts.items()}
+    first = min(verdicts.values(), key=lambda x: ("FAIL", "UNDERPOWERED", "PASS").index(x.verdict))
+    seconds = sum(x.seconds for x in verdicts.values())
+    return first._replace(alpha=alpha, seconds=seconds, parts=verdicts)
 
 
 def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
