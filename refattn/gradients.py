@@ -110,8 +110,9 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Any
     **options
         As for `fn`. Drawn frequencies count as constants, except those that
         `linear_randomized_attention` draws around proposals and `eva_attention` around means: these
-        depend on queries and keys. Pass `omega` (and `centres`) for the derivative at fixed
-        frequencies (and proposals); `randomized_attention` needs `omega`. A `feature_map` may
+        depend on queries and keys, as do the means themselves (``omega="mean"``). Pass an array
+        `omega` (and `centres`) for the derivative at fixed frequencies (and proposals);
+        `randomized_attention` needs `omega`. A `feature_map` may
         be any such function too, or have its own pullback as an attribute: ``feature_map.vjp(x)``
         returns the features, and a function from their cotangent to the cotangent of x. For
         `Features` the function takes the cotangents of `values` and of `log_scale`, which is None

@@ -85,6 +85,11 @@ def proposals(weighting, centred=False):
     return options
 
 
+def at_means(draw, **options):
+    """The same without frequencies: they are the means of their distributions."""
+    return lambda p: {**draw(p), **options, "omega": "mean"}
+
+
 def sides(p):
     every = [(2, 1), (0, 0), (None, 1), (3, None), (None, None), (500, 0), (0, 500)]
     return every[p.rng.integers(len(every))]
@@ -167,8 +172,7 @@ def chunks_with_frequencies(p):
 
 def digits_of(name, p, options):
     """The same formula in 50 digits."""
-    some = {x: y for x, y in options.items() if x != "sampled"}
-    return getattr(formulas(), name)(*p.arrays, **some, **p.options)
+    return getattr(formulas(), name)(*p.arrays, **options, **p.options)
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -204,14 +208,6 @@ def drawn_atol(p, options):
     return 100 * problems.rfa_tolerance(p.q, p.k, omega) * problems.largest(p.v)
 
 
-def mean_of_chunks(**options):
-    """EVA at the means of chunks: the formula has no other."""
-    found = case(EVA, lambda p: {**chunks(p), **options, "sampled": False}, near_and_far_atol,
-                 lacks="rows deletion")  # fmt: skip
-    formula = found.formula
-    return found._replace(formula=lambda *arrays, sampled, **options: formula(*arrays, **options))
-
-
 SOFTMAX, RFA, LINEAR = "softmax_attention", "random_feature_attention", "linear_attention"
 IS, RA, MEAN = "importance_sampled_attention", "randomized_attention", "mean_of_ratios_attention"
 LARA, EVA, SECOND = "linear_randomized_attention", "eva_attention", "second_order_attention"
@@ -244,6 +240,7 @@ CASES = {
                            "digits"),
     "is": case(IS, frequencies, problems.is_atol, lacks="mean"),
     "ra": case(RA, own_frequencies, rfa_atol),
+    "ra mean": case(RA, at_means(just()), problems.target_mean_atol),
     "ra drawn": drawn(RA, "vjp values", num_samples=2, rng=1),
     "mean of ratios": case(MEAN, omega_only, rfa_atol),
     "mean of ratios drawn": drawn(MEAN, num_samples=2, rng=1),
@@ -251,6 +248,10 @@ CASES = {
        for x in ("balance", "own")},
     **{f"lara {x}, centres": case(LARA, proposals(x, centred=True), lara_atol,
                                   lacks="causal no-tokens") for x in lara.WEIGHTINGS},
+    "lara balance, means": case(LARA, at_means(proposals("balance")), lara_atol,
+                                lacks="causal-rows no-tokens"),
+    "lara query, means": case(LARA, at_means(proposals("query", centred=True)), lara_atol,
+                              lacks="causal no-tokens"),
     "lara drawn": drawn(LARA, "causal-rows no-tokens", num_proposals=2, rng=1),
     "lara drawn pairs": drawn(LARA, "causal no-tokens", num_proposals=2, rng=1, antithetic=True,
                               weighting="query"),
@@ -270,8 +271,9 @@ CASES = {
     "sampled keys alike": case(SAMPLE, lambda p: {"indices": samples(p)["indices"]},
                                near_and_far_atol, lacks="causal deletion no-keys digits"),
     "eva": case(EVA, chunks_with_frequencies, near_and_far_atol, lacks="rows deletion"),
-    "eva mean": mean_of_chunks(),
-    "eva published": mean_of_chunks(log_size=False),
+    "eva mean": case(EVA, at_means(chunks), near_and_far_atol, lacks="rows deletion"),
+    "eva published": case(EVA, at_means(chunks, log_size=False), near_and_far_atol,
+                          lacks="rows deletion"),
     "eva drawn": drawn(EVA, "rows deletion", window=2, rng=1),
     "second order": case(SECOND, chunks, problems.second_order_atol, lacks="rows deletion"),
     "local": case(LOCAL, lambda p: {"window": sides(p), **omega_only(p)}, near_and_far_atol,

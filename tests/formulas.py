@@ -19,6 +19,7 @@ CALLS = {
     "linear_randomized_attention": [
         {"omega": OMEGA, "num_proposals": 2, "weighting": "query", "beta": 0.5},
         {"omega": OMEGA, "num_proposals": 2, "causal": True},
+        {"omega": "mean", "num_proposals": 2},
     ],
     "local_random_feature_attention": [{"window": (1, 0), "omega": OMEGA}],
     "mean_of_ratios_attention": [{"omega": OMEGA, "causal": True}],
@@ -26,7 +27,7 @@ CALLS = {
         {"omega": OMEGA, "features": x, "log_weight": OMEGA[:, 0], "mask": MASK}
         for x in ("positive", "hyperbolic", "trigonometric")
     ],
-    "randomized_attention": [{"omega": Q[:, None] + OMEGA}],
+    "randomized_attention": [{"omega": Q[:, None] + OMEGA}, {"omega": "mean", "mask": MASK}],
     "sampled_key_attention": [FEW | {"log_probability": BIAS[0, :2], "mask": MASK}],
     "second_order_attention": [{"window": 2}],
     "softmax_attention": [

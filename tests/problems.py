@@ -173,6 +173,18 @@ def rfa_atol(p, options):
     return rfa_tolerance(p.q, p.k, options["omega"]) * largest(p.v)
 
 
+def longest_mean(p):
+    """A frequency as long as the mean of one's distribution may be, a query and a key."""
+    root = reference.root(None, p.q.shape[-1])
+    return np.full((1, 1), root * (reference.norm(p.q) + reference.norm(p.k)))
+
+
+def target_mean_atol(p, options):
+    """As for RFA; the error of a mean key is in the exponents, times a key."""
+    units = 1 + exponent(p.q, p.k, longest_mean(p))
+    return units * rfa_atol(p, {"omega": longest_mean(p)})
+
+
 def is_atol(p, options):
     """As for RFA, times the estimated over the exact normaliser, whose exponents count too."""
     ones = np.ones_like(p.v[..., :1])
@@ -212,9 +224,12 @@ def lara_atol(p, options):
     centre = root * (reference.norm(p.q) + reference.norm(p.k))
     if "centres" in options:
         centre = reference.norm(options["centres"])
-    units = 1 + exponent(p.q, p.k, options["omega"])
-    units += centre * reference.norm(options["omega"]) + centre**2
+    omega = np.full((1, 1), centre) if isinstance(options["omega"], str) else options["omega"]
+    units = 1 + exponent(p.q, p.k, omega)
+    units += centre * reference.norm(omega) + centre**2
     if "query" in options["weighting"]:
+        if isinstance(options["omega"], str):
+            options = {**options, "omega": options["centres"]}
         units += (root * reference.norm(p.q)) ** 2
         units /= min(1.0, smallest_alpha(root * p.wide(p.q), **options))
     return units * values_atol(p)
@@ -241,7 +256,8 @@ def near_and_far_atol(p, options):
     """Exponents of queries and keys together, and of frequencies."""
     units = 1 + (reference.norm(p.q) + reference.norm(p.k)) ** 2
     if "omega" in options:
-        units += exponent(p.q, p.k, options["omega"])
+        means = isinstance(options["omega"], str)
+        units += exponent(p.q, p.k, longest_mean(p) if means else options["omega"])
     return (units + largest(options.get("log_probability", 0))) * values_atol(p)
 
 

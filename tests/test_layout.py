@@ -46,8 +46,10 @@ TABLE = {
     "judge.rounding": "certified engine naive numbers",
     "judge.mistakes": "engine features judge.rounding judge.stats judge.verification naive "
     "registry",
-    "judge.verification": "engine features files judge.mistakes judge.rounding judge.stats "
-    "registry",
+    "judge.verification": "engine features files judge.kinds judge.mistakes judge.rounding "
+    "judge.stats registry",
+    "judge.kinds": "judge.rounding judge.verification",
+    "judge.runs": "files judge.rounding judge.stats judge.verification",
     "judge.conformance": "_version attention engine estimators features files gradients kernels "
     "judge.mistakes judge.rounding judge.stats judge.verification naive registry sampling theory",
     "judge.vectors": "_version files judge.conformance judge.mistakes naive registry",

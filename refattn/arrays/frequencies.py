@@ -41,6 +41,20 @@ def shared(
     return omega, array_namespace(omega).broadcast_to(log_weight, shape)
 
 
+def at_means(omega: Any, rng: Any = None) -> bool:
+    """Say whether frequencies are the means of their distributions: then nothing is drawn."""
+    if not isinstance(omega, str):
+        return False
+    if omega != "mean":
+        raise ValueError(f'`omega` must be an array or "mean", got {omega!r}.')
+    if rng is not None:
+        raise ValueError(
+            '`rng` must be None with `omega="mean"`, with which nothing is drawn, '
+            f"got {checks.describe(rng)}."
+        )
+    return True
+
+
 def of_queries(omega: Any, q: Array, outer: tuple[int, ...]) -> Array:
     """Check frequencies (..., n, S, d) of each query, and bring them to `q`."""
     omega = checks.floats("omega", omega, q)

@@ -23,6 +23,7 @@ COMMANDS = {
     "check": ("check:check", "Check an implementation of an attention estimator."),
     "compare": ("compare:compare", "Compare estimators with exact attention; recommend one."),
     "explain": ("explain:explain", "Explain a check, a known bug, or another name in a report."),
+    "same": ("same:same_command", "Judge two outputs of a kernel for the same inputs."),
     "tolerance": ("verify:tolerance_command", "Compute the atol and rtol that a test needs."),
     "vectors": ("group:vectors", "Write golden vectors for other languages."),
     "verify": ("verify:verify", "Judge the output of a kernel, from a file."),

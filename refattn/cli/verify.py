@@ -87,6 +87,35 @@ def _parse_types(
         return list_types({x.strip(): y.strip() for x, y in named.items()}, DTYPES)
 
 
+estimator_option = known_option(
+    "--estimator",
+    known=lambda: needed("judge.verification.reading").list_judged(),
+    metavar="NAME",
+    default="softmax",
+    show_default=True,
+    help="What was computed: softmax, rfa (omega from FILE, positive features), linear (elu+1), a "
+    "recurrence such as gated-delta-rule (beta, log_decay, ... from FILE), or ra, lara, rfa-local, "
+    "importance-sampling, eva, second-order or coreset (omega, centres, indices from FILE).",
+)
+dtype_option = click.option(
+    "--dtype",
+    metavar="NAME",
+    callback=_parse_types,
+    shell_complete=words_of(lambda: needed("files.tensors").DTYPES),
+    help="Dtype of the kernel, if FILE stores wider arrays; or one for each of q, k, v, out and "
+    "weights (in the product with v), as in q=NAME,out=NAME.  [default: that of FILE]",
+)
+empty_rows_option = known_option(
+    "--empty-rows",
+    known=lambda: needed("judge.verification.empty_rows").EMPTY_ROWS[:-1],
+    aliases=lambda: needed("judge.verification.empty_rows").EMPTY_ROWS,
+    metavar="[zero|nan|mean|any]",
+    default="zero",
+    show_default=True,
+    help="Output of the kernel for a query that sees no key.",
+)
+
+
 @click.command(
     "verify",
     help=_VERIFY,
@@ -103,16 +132,7 @@ def _parse_types(
     required=True,
     type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
 )
-@known_option(
-    "--estimator",
-    known=lambda: needed("judge.verification.reading").list_judged(),
-    metavar="NAME",
-    default="softmax",
-    show_default=True,
-    help="What was computed: softmax, rfa (omega from FILE, positive features), linear (elu+1), a "
-    "recurrence such as gated-delta-rule (beta, log_decay, ... from FILE), or ra, lara, rfa-local, "
-    "importance-sampling, eva, second-order or coreset (omega, centres, indices from FILE).",
-)
+@estimator_option
 @click.option("--chunk", type=int, metavar="N", help="Tokens of a chunk, for eva and second-order.")
 @click.option(
     "--proposals",
@@ -121,14 +141,7 @@ def _parse_types(
     metavar="N",
     help="Number of proposals, for lara.  [default: that of the frequencies]",
 )
-@click.option(
-    "--dtype",
-    metavar="NAME",
-    callback=_parse_types,
-    shell_complete=words_of(lambda: needed("files.tensors").DTYPES),
-    help="Dtype of the kernel, if FILE stores wider arrays; or one for each of q, k, v, out and "
-    "weights (in the product with v), as in q=NAME,out=NAME.  [default: that of FILE]",
-)
+@dtype_option
 @profile_option
 @hardware_option("try ieee, then the others")
 @causal_option
@@ -139,15 +152,7 @@ def _parse_types(
 @click.option(
     "--all", "everything", is_flag=True, help="Test all rows of large files, not a sample."
 )
-@known_option(
-    "--empty-rows",
-    known=lambda: needed("judge.verification.empty_rows").EMPTY_ROWS[:-1],
-    aliases=lambda: needed("judge.verification.empty_rows").EMPTY_ROWS,
-    metavar="[zero|nan|mean|any]",
-    default="zero",
-    show_default=True,
-    help="Output of the kernel for a query that sees no key.",
-)
+@empty_rows_option
 @alpha_option("kernel")
 @click.option(
     "--strict",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import reduce
 from itertools import pairwise
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -46,7 +46,7 @@ def linear_randomized_attention(
     *,
     num_proposals: int | None = None,
     centres: Array | Sequence[sampling.Gaussian] | None = None,
-    omega: Array | None = None,
+    omega: Array | Literal["mean"] | None = None,
     weighting: Weighting = "balance",
     beta: float = 1.0,
     antithetic: bool = False,
@@ -69,18 +69,24 @@ def linear_randomized_attention(
     q_c = N(mu_c, I) with mu_c the sum of the mean query and the mean key of the c-th of C
     contiguous chunks. Linear in n and m; biased, consistent.
 
+    With ``omega="mean"``, as the authors' code computes at inference, each omega_c is the mean of
+    q_c, and nothing is random. That lowers the error if there are few proposals, but it does not
+    vanish as C grows: `theory.proposal_means_law`.
+
     Parameters
     ----------
     q, k, v, rng, scale
         As in `random_feature_attention`.
     num_proposals : int, optional
-        Number C of chunks, at most n and m. Pass it or `centres`; with `omega` alone, C = S.
+        Number C of chunks, at most n and m. Pass it or `centres`; with an array `omega`
+        alone, C = S.
     centres : array, shape (..., C, d), or a sequence of C sampling.Gaussian, optional
         Means mu_c of the proposals N(mu_c, I), in kernel coordinates, or the proposals.
-    omega : array, shape (..., S, d), optional
+    omega : array, shape (..., S, d), or "mean", optional
         Frequencies, in kernel coordinates, S a multiple of C: each S/C consecutive ones belong to
-        one proposal. Drawn by default, one for each proposal, independently for each head. With
-        Gaussian proposals given as a sequence, `omega` must be a NumPy array.
+        one proposal; or ``"mean"``: the mean of each proposal. Drawn by default, one for each
+        proposal, independently for each head. With Gaussian proposals given as a sequence, an array
+        `omega` must be of NumPy.
     weighting : {"balance", "own", "query", "query-over-queries"}
         The weights alpha, with B_c = q_c(omega_c) / sum_c' q_c'(omega_c):
 
@@ -201,14 +207,18 @@ def prepare_lara(q: Array, k: Array, v: Array, options: Options, own: LaraOption
     checks.choice("weighting", own.weighting, WEIGHTINGS)
     beta = checks.real("beta", own.beta, like=q)
     checks.flag("antithetic", own.antithetic)
+    means = frequencies.at_means(omega, options.rng)
     count, repeats = _count_proposals(q.shape[-2], k.shape[-2], omega, own)
+    omega = None if means else omega
     if proposal is not None:
         sampling.check_gaussians("proposal", [proposal])
     q, k = change_gauge(q, k, proposal, lead)
     if options.causal:
         frequencies.causal_proposals(centres, own.weighting, mask)
     z = log_own = mixture = None
-    if omega is None:
+    if means:
+        z = np.zeros((*lead, count, d))
+    elif omega is None:
         z = checks.generator(options.rng).standard_normal((*lead, count, d))
     if isinstance(centres, Sequence):
         omega = untraced(omega)  # computed in NumPy, and not differentiated
@@ -556,15 +566,17 @@ def _count_proposals(n: int, m: int, omega: Any, own: LaraOptions) -> tuple[int,
             )
         count = size
     repeats = 2 if antithetic else 1
-    if omega is not None:
+    if omega is not None and antithetic:
+        raise ValueError("`antithetic` must be False when `omega` is given.")
+    if omega is not None and not isinstance(omega, str):
         checks.is_array("omega", omega)
-        if antithetic:
-            raise ValueError("`antithetic` must be False when `omega` is given.")
         samples = omega.shape[-2] if omega.ndim > 1 else 0
         count = samples if count is None else count
         repeats = frequencies.samples_of_each(samples, count)
     if count is None:
-        raise ValueError("One of `num_proposals`, `centres` and `omega` must be given, got none.")
+        raise ValueError(
+            "One of `num_proposals`, `centres` and an array `omega` must be given, got none."
+        )
     if count < 1 or (centres is None and count > min(n, m)):
         raise ValueError(
             "The number of proposals, `num_proposals` or that of `omega`, must be at least 1 and "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -52,9 +52,8 @@ def eva_attention(
     v: ArrayT,
     *,
     window: int,
-    omega: Array | None = None,
+    omega: Array | Literal["mean"] | None = None,
     rng: Any = None,
-    sampled: bool = True,
     log_size: bool = True,
     scale: float | None = None,
     mask: Array | None = None,
@@ -84,13 +83,11 @@ def eva_attention(
     window : int
         Number w of keys of a chunk: key j is in chunk floor(j / w), and query i is in the chunk of
         key i + m - n.
-    omega : array, shape (..., C, d), optional
+    omega : array, shape (..., C, d), or "mean", optional
         A frequency for each of the ceil(m / w) chunks, in kernel coordinates, instead of drawn
-        ones.
+        ones; or ``"mean"``: the mean of each distribution, with which nothing is random.
     rng, scale
         As in `random_feature_attention`.
-    sampled : bool, default True
-        Whether omega_c is drawn. If not, it is the mean of its distribution, and nothing is random.
     log_size : bool, default True
         Whether a summary counts once for each visible key of its chunk, or only once.
     mask : array of bool, broadcasting to (..., 1, m), optional
@@ -120,7 +117,7 @@ def eva_attention(
            [2.]])
     """
     options = Options(scale, mask, causal, omega, rng=rng)
-    inputs = prepare_chunks(q, k, v, options, window, sampled, log_size)
+    inputs = prepare_chunks(q, k, v, options, window, log_size)
 
     def of_heads(some: EvaInputs) -> Array:
         return some.chunks.joined(attend_chunks(some).out)
@@ -170,17 +167,18 @@ class EvaInputs(NamedTuple):
 
 @as_written
 def prepare_chunks(
-    q: Array, k: Array, v: Array, options: Options, window: int, sampled: bool, log_size: bool
+    q: Array, k: Array, v: Array, options: Options, window: int, log_size: bool
 ) -> EvaInputs:
     """Check arguments of `eva_attention`, draw frequencies, and group heads."""
     scale, mask, lead, xp = check_call(q, k, v, options)
     mask, (window, count) = qkv.one_row(mask, k), qkv.cut_evenly("window", window, q, k)
-    checks.flag("sampled", sampled)
     checks.flag("log_size", log_size)
     omega, noise = options.omega, None
-    if omega is not None:
+    if frequencies.at_means(omega, options.rng):
+        omega = None
+    elif omega is not None:
         omega = frequencies.of_chunks(omega, count, q, lead)
-    elif sampled:
+    else:
         z = checks.generator(options.rng).standard_normal((count, q.shape[-1]))
         noise = constant(z, q)
     (q, k, v, mask, omega), ungroup = group_heads(q, k, v, mask, omega)

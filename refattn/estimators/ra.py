@@ -3,14 +3,15 @@ r"""Randomized attention: frequencies for every query."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..arrays import frequencies
 from ..arrays.blocks import WHOLE, part
 from ..arrays.heads import group_heads, group_with_lead
 from ..arrays.library import Array, array_namespace, as_written, device, root_scale
-from ..engine.attend import Attended, undo_overflow
+from ..engine.attend import Attended, attend, undo_overflow
 from ..engine.hops import Keys, Samples, per_query
+from ..engine.scores import Scores
 from ..engine.targets import Targets
 from ..numbers.tape import Traced
 from ..sampling import prepare_targets
@@ -25,7 +26,7 @@ def randomized_attention(
     k: ArrayT,
     v: ArrayT,
     *,
-    omega: Array | None = None,
+    omega: Array | Literal["mean"] | None = None,
     num_samples: int | None = None,
     rng: Any = None,
     scale: float | None = None,
@@ -44,12 +45,24 @@ def randomized_attention(
     `sampling.draw_target` does. The variance is Var(f_i)/S, where Var(f_i) is at most the variance
     of the value of one random key. Takes time O(n m S).
 
+    With ``omega="mean"`` the result is f_i at the mean of p_i, as the authors' code computes at
+    inference. It is exact attention with the scores lowered by the distance of each key from the
+    mean key of the query,
+
+    .. math::
+        \mathrm{out}_i = \sum_j \mathrm{softmax}_j\Bigl(
+            q_i \cdot k_j - \tfrac12 |k_j - \bar k_i|^2\Bigr) \, v_j, \qquad
+        \bar k_i = \sum_j \pi_{ij} \, k_j .
+
+    Nothing is random, and no number of samples reduces the error: `theory.target_mean_law`.
+
     Parameters
     ----------
     q, k, v, rng, scale, mask, causal
         As in `random_feature_attention`. `f_i` and `p_i` range over the keys query i sees.
-    omega : array, shape (..., n, S, d), optional
-        Frequencies of each query, in kernel coordinates.
+    omega : array, shape (..., n, S, d), or "mean", optional
+        Frequencies of each query, in kernel coordinates; or ``"mean"``: for each query one, the
+        mean of p_i.
     num_samples : int, optional
         Number S of frequencies to draw for each query when `omega` is not given.
 
@@ -72,6 +85,8 @@ def randomized_attention(
     inputs = prepare_by_query(q, k, v, options)
 
     def of_heads(some: RaInputs) -> Array:
+        if some.source is None:
+            return attend_at_means(some, causal)
         return mean_of_states(some.sampled(), causal)
 
     return inputs.ungroup(in_heads(inputs, of_heads, q, v, inputs.xp))
@@ -80,12 +95,12 @@ def randomized_attention(
 class RaInputs(NamedTuple):
     """Checked arguments of `randomized_attention`, heads in groups: frequencies or what draws them.
 
-    Frequencies are as they are given.
+    Frequencies are as they are given; None are those at the means of their distributions.
     """
 
     q: Array
     keys: Keys
-    source: Array | Targets
+    source: Array | Targets | None
     root: Array
     xp: Any  # the array namespace
     ungroup: Callable[..., Array]
@@ -93,15 +108,18 @@ class RaInputs(NamedTuple):
     @property
     def lead(self) -> tuple[int, ...]:
         """Leading axes of the result."""
-        if isinstance(self.source, Targets):
+        if self.source is None or isinstance(self.source, Targets):
             return self.keys.lead(self.q)
         return self.keys.lead(self.q, self.source[..., 0, :])
 
     def part(self, head: tuple[slice, ...]) -> RaInputs:
         """Take some heads."""
         box, source = (*head, WHOLE, WHOLE), self.source
-        some = source.part(head) if isinstance(source, Targets) else part(source, (*box, WHOLE))
-        return self._replace(q=part(self.q, box), keys=self.keys.part(head), source=some)
+        if isinstance(source, Targets):
+            source = source.part(head)
+        elif source is not None:
+            source = part(source, (*box, WHOLE))
+        return self._replace(q=part(self.q, box), keys=self.keys.part(head), source=source)
 
     def sampled(self) -> RfaInputs:
         """Have the frequencies, times the root of the scale."""
@@ -124,7 +142,7 @@ def prepare_by_query(q: Array, k: Array, v: Array, options: Options) -> RaInputs
         targets, whole = prepare_targets(q, k, num_samples, rng, scale, mask, options.causal)
         if targets.lead != group_with_lead(q, k, v)[1]:  # heads of `v` share some
             omega = whole(targets.draw(), core=3)
-    if omega is not None:
+    if omega is not None and not frequencies.at_means(omega, rng):
         omega = frequencies.of_queries(omega, q, lead)
         tail = omega.shape[-2:]
         # With S and d as one axis, the heads are third from last, as group_heads expects.
@@ -132,6 +150,14 @@ def prepare_by_query(q: Array, k: Array, v: Array, options: Options) -> RaInputs
     (q, k, v, mask, rows), ungroup = group_heads(q, k, v, mask, rows)
     source = targets if rows is None else xp.reshape(rows, (*rows.shape[:-1], *tail))
     return RaInputs(q, Keys(k, v, mask, root * root / 2), source, root, xp, ungroup)
+
+
+def attend_at_means(inputs: RaInputs, causal: bool) -> Array:
+    """Attend from root (q_i + mean key), the mean of the target of a query: in two passes."""
+    (k, v, mask, _), scale = inputs.keys, inputs.root * inputs.root
+    scores = Scores(scale, mask=mask, causal=causal)
+    centres = inputs.q + attend(inputs.q, k, k, scores).out
+    return attend(centres, k, v, scores, key_bias=inputs.keys.bias).out
 
 
 def _equal_samples(omega: Array, xp: Any) -> Samples:

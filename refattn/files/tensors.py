@@ -41,7 +41,9 @@ DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_
 
 _CODES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _CODES |= {"F16": "float16", "F32": "float32", "F64": "float64", "BOOL": "bool", "I8": INTEGER}
-_FIRST = ("mask", "bias", "sinks", "omega", "log_weight", "centres", "indices")  # heads come first
+_PART_ARRAYS = ("part_out", "part_lse", "part_keys")
+_FIRST = ("mask", "bias", "sinks", "omega", "log_weight", "centres", "indices", *_PART_ARRAYS)
+# In these, and in the arrays above, heads come first in any layout.
 _STATES_FIRST = ("decay", "initial_state", "state")
 _FINITE = ("q", "k", "v", *SCALES.values(), "omega", "d_out")
 _READ = (*ARRAYS, *SCALES.values())
@@ -125,6 +127,10 @@ class Tensors:
             numbers: Floats = np.array(x, dtype, ndmin=self._cores[name])
         return numbers * self.scales[name][index] if name in self.scales else numbers
 
+    def read_whole(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return arrays as they are in the file, of those of the names that it has."""
+        return {name: np.asarray(self._views[name]) for name in names if name in self._views}
+
 
 def open_tensors(
     path: str | os.PathLike[str],
@@ -133,6 +139,7 @@ def open_tensors(
     layout: str = "bhnd",
     required: Collection[str] = JUDGED,
     also: Collection[str] = (),
+    inputs: str | os.PathLike[str] | None = None,
 ) -> Tensors:
     """Open a file of q, k, v and what was computed of them, and check all but the results.
 
@@ -160,6 +167,8 @@ def open_tensors(
         Names of which the file must have at least one; none, if it is empty.
     also : collection of str
         Names of other arrays that are read, of what tokens do to a state.
+    inputs : path-like, optional
+        File whose inputs are taken if this one has no `q`: it holds results for the same inputs.
     """
     types = list_types(dtype, DTYPES)
     checks.choice("layout", layout, ("bhnd", "bnhd"))
@@ -169,6 +178,10 @@ def open_tensors(
         ".safetensors": _read_safetensors,
     }
     stored, names = read_file(path, readers)
+    if inputs is not None and "q" not in names:
+        beside, _ = read_file(Path(inputs), readers)
+        stored = {**{x: y for x, y in beside.items() if x not in JUDGED}, **stored}
+        names = [*{*names, *stored}]
     _refuse_other_names(path, names)
     must_hold(path, names, "qkv")
     _check_results(path, stored, required)
@@ -256,7 +269,7 @@ def _view_array(name: str, x: Floats | safetensors.Tensor) -> Floats:
     if name == "mask" and dtype != "bool":
         read = re.sub(r"^I(?=\d)", "int", dtype)  # as safetensors call it
         raise TypeError(checks.say_not_boolean("mask", read))
-    if name == "indices" and dtype in _INTEGERS:
+    if name in ("indices", "part_keys") and dtype in _INTEGERS:
         return x.view(_INTEGERS[dtype]) if isinstance(x, safetensors.Tensor) else x
     if name in SCALES and dtype == INTEGER:
         return x.view(np.int8) if isinstance(x, safetensors.Tensor) else x

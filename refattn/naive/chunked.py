@@ -8,6 +8,8 @@ The time is linear in the tokens, and a later key enters nothing that an earlier
 
 from __future__ import annotations
 
+from typing import Literal
+
 from ..arrays.library import Array, device
 from ..typing import ArrayT, Weighting
 from .doors import chunk_of_tokens, formula, positive_scale, proposals, shared_frequencies
@@ -86,7 +88,7 @@ def chunked_linear_randomized_attention(
     k: ArrayT,
     v: ArrayT,
     *,
-    omega: Array,
+    omega: Array | Literal["mean"],
     num_proposals: int | None = None,
     centres: Array | None = None,
     weighting: Weighting = "balance",
@@ -135,6 +137,7 @@ def chunked_linear_randomized_attention(
     """
     q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
     q_mean, centres, there = means_of_proposals(q, k, centres, num_proposals, mask, causal)
+    omega = centres if isinstance(omega, str) else omega
     log_weight = log_alpha(q, omega, q_mean, centres, there, weighting, beta)
     return _in_chunks(q, (k, v, present(k, mask)), omega, log_weight, chunk, causal)
 

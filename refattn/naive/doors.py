@@ -113,6 +113,8 @@ def shared_frequencies(
 
 def query_frequencies(q: Array, k: Array, v: Array, omega: Any, **_: Any) -> dict[str, Any]:
     """Frequencies of each query, (..., n, S d): heads are the third axis from the end."""
+    if frequencies.at_means(omega):
+        return {}
     omega = frequencies.of_queries(omega, q, grouped_lead(q, k, v))
     rows = (*omega.shape[:-2], math.prod(omega.shape[-2:]))
     return {"omega": array_namespace(omega).reshape(omega, rows)}
@@ -134,8 +136,10 @@ def proposals(
     """Proposals of LARA and their weights."""
     checks.choice("weighting", weighting, get_args(Weighting))
     beta = checks.real("beta", beta, like=q)
-    outer, mask = grouped_lead(q, k, v), qkv.key_rows(mask, k)
-    omega, _ = frequencies.shared(omega, None, q, outer)
+    outer, mask, samples = grouped_lead(q, k, v), qkv.key_rows(mask, k), None
+    if not frequencies.at_means(omega):
+        omega, _ = frequencies.shared(omega, None, q, outer)
+        samples = omega.shape[-2]
     if causal:
         frequencies.causal_proposals(centres, weighting, mask)
     if centres is not None:
@@ -143,9 +147,13 @@ def proposals(
         num_proposals = centres.shape[-2]
     if num_proposals is not None:
         checks.positive_integer("num_proposals", num_proposals)
-    samples = omega.shape[-2]
     count = samples if num_proposals is None else num_proposals
-    frequencies.samples_of_each(samples, count)
+    if count is None:
+        raise ValueError(
+            '`num_proposals` or `centres` must be given with `omega="mean"`, got neither.'
+        )
+    if samples is not None:
+        frequencies.samples_of_each(samples, count)
     return {"omega": omega, "num_proposals": count, "centres": centres, "beta": beta, "mask": mask}
 
 
@@ -156,12 +164,12 @@ def chunk_of_tokens(k: Array, chunk: Any, mask: Array | None, **_: Any) -> dict[
 
 
 def chunks(
-    q: Array, k: Array, v: Array, window: Any, mask: Array | None, omega: Any = None, **more: Any
+    q: Array, k: Array, v: Array, window: Any, mask: Array | None, omega: Any = "mean", **more: Any
 ) -> dict[str, Any]:
     """Chunks of at most as many keys as there are tokens, with a frequency for each."""
     checks.flag("log_size", more.get("log_size", True))
     mask, (window, count) = qkv.one_row(mask, k), qkv.cut_evenly("window", window, q, k)
-    if omega is not None:
+    if not frequencies.at_means(omega):
         omega = frequencies.of_chunks(omega, count, q, grouped_lead(q, k, v))
     return {"window": window, "mask": mask, "omega": omega}
 

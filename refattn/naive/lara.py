@@ -2,7 +2,7 @@ r"""Linear randomized attention (LARA), as its formula."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from ..arrays.library import Array, device
 from ..typing import ArrayT, Weighting
@@ -30,7 +30,7 @@ def linear_randomized_attention(
     k: ArrayT,
     v: ArrayT,
     *,
-    omega: Array,
+    omega: Array | Literal["mean"],
     num_proposals: int | None = None,
     centres: Array | None = None,
     weighting: Weighting = "balance",
@@ -54,10 +54,12 @@ def linear_randomized_attention(
     ----------
     q, k, v, scale
         As in `random_feature_attention`.
-    omega : array, shape (..., S, d)
-        Frequencies, in kernel coordinates: each S / C consecutive ones belong to one proposal.
+    omega : array, shape (..., S, d), or "mean"
+        Frequencies, in kernel coordinates: each S / C consecutive ones belong to one proposal; or
+        the means mu_c.
     num_proposals : int, optional
-        Number C of proposals, S by default, or that of `centres`.
+        Number C of proposals, S by default, or that of `centres`. With ``omega="mean"`` it is
+        needed if there are no `centres`.
     centres : array, shape (..., C, d), optional
         Means mu_c of the proposals, in kernel coordinates. By default mu_c is the mean query plus
         the mean key of chunk c, of C contiguous chunks with equal numbers of tokens.
@@ -95,6 +97,7 @@ def linear_randomized_attention(
     seen = visible(q, k, mask=mask, causal=causal)
     q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
     q_mean, centres, there = means_of_proposals(q, k, centres, num_proposals, mask, causal)
+    omega = centres if isinstance(omega, str) else omega
     log_weight = log_alpha(q, omega, q_mean, centres, there, weighting, beta)
     return average(log_kernel(q, k, omega, log_weight), v, seen)
 

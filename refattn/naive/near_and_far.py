@@ -2,6 +2,8 @@ r"""Estimators that attend exactly to near keys and approximately to the others,
 
 from __future__ import annotations
 
+from typing import Literal
+
 from ..arrays.library import Array, constant
 from ..typing import ArrayT
 from .doors import chunks, formula, near_keys, positive_scale, shared_frequencies
@@ -32,7 +34,7 @@ def eva_attention(
     v: ArrayT,
     *,
     window: int,
-    omega: Array | None = None,
+    omega: Array | Literal["mean"] = "mean",
     log_size: bool = True,
     scale: float | None = None,
     mask: Array | None = None,
@@ -58,9 +60,9 @@ def eva_attention(
     window : int
         Number of keys of a chunk: key j is in chunk floor(j / window), and query i is in the chunk
         of key i + m - n.
-    omega : array, shape (..., C, d), optional
-        A frequency for each chunk, in kernel coordinates; by default its mean query plus its mean
-        key.
+    omega : array, shape (..., C, d), or "mean"
+        A frequency for each chunk, in kernel coordinates; or, by default, the mean of its
+        distribution: its mean query plus its mean key.
     log_size : bool, default True
         Whether a summary counts once for each visible key of its chunk, |P_c| times, or only once.
     mask : array of bool, broadcasting to (..., 1, m), optional
@@ -86,7 +88,7 @@ def eva_attention(
     q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
     member, seen = chunks_seen(q, k, window, mask, causal)
     mean = chunk_means(k, member)
-    omega = _query_means(q, k, window) + mean if omega is None else omega
+    omega = _query_means(q, k, window) + mean if isinstance(omega, str) else omega
     weights = softmax(hide(products(omega, k) - half_square_norm(k), member))
     scores = products(q, mean)
     if log_size:

@@ -2,11 +2,14 @@ r"""Randomized attention (RA), as its formula."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array
 from ..typing import ArrayT
 from .doors import formula, positive_scale, query_frequencies, shared_frequencies
 from .terms import (
+    average,
     half_square_norm,
     hide,
     kernel_coordinates,
@@ -24,7 +27,7 @@ def randomized_attention(
     k: ArrayT,
     v: ArrayT,
     *,
-    omega: Array,
+    omega: Array | Literal["mean"],
     scale: float | None = None,
     mask: Array | None = None,
     causal: bool = False,
@@ -42,8 +45,9 @@ def randomized_attention(
     ----------
     q, k, v, scale, mask, causal
         As in `random_feature_attention`.
-    omega : array, shape (..., n, S, d)
-        Frequencies of each query, in kernel coordinates.
+    omega : array, shape (..., n, S, d), or "mean"
+        Frequencies of each query, in kernel coordinates; or one, the mean of p_i, which is q_i plus
+        the mean of the keys by softmax_j(q_i . k_j).
 
     Returns
     -------
@@ -58,10 +62,12 @@ def randomized_attention(
     >>> naive.randomized_attention(q, k, v, omega=np.array([[[0.5]]]))  # e / (1 + e)
     array([[0.73105858]])
     """
-    d = q.shape[-1]
+    d, seen = q.shape[-1], visible(q, k, mask=mask, causal=causal)
+    q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
+    if isinstance(omega, str):
+        omega = q + average(products(q, k), k, seen)
     omega = xp.reshape(omega, (*omega.shape[:-1], omega.shape[-1] // d, d))
-    seen = visible(q, k, mask=mask, causal=causal)
-    return _mean_of_ratios(q, kernel_coordinates(k, scale), v, omega, seen)
+    return _mean_of_ratios(q, k, v, omega, seen)
 
 
 @formula(shared_frequencies, positive_scale)

@@ -274,7 +274,7 @@ for _record in (
     *(
         Estimator(
             "eva" if log_size else "eva-published",
-            partial(near_and_far.eva_attention, sampled=False, log_size=log_size),
+            partial(near_and_far.eva_attention, omega="mean", log_size=log_size),
             partial(naive.eva_attention, log_size=log_size),
             size="window",
             options=("scale", "causal", "gqa", "vjp"),

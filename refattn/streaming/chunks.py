@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -210,26 +210,25 @@ class EvaState(_ChunkState):
         *,
         window: int,
         q: Array | None = None,
-        omega: Array | None = None,
+        omega: Array | Literal["mean"] | None = None,
         rng: Any = None,
-        sampled: bool = True,
         log_size: bool = True,
         scale: float | None = None,
     ) -> EvaState:
         """Make a state of the first keys (..., m, d) and values (..., m, d_v); m may be 0.
 
         `q`, shape (..., n, d), has the queries of the last n of these tokens; n may be 0.
-        `omega`, shape (..., C, d), may have more chunks than there are yet; with it `q` is not
-        needed. The other options are as in `refattn.eva_attention`. A generator `rng` is copied,
-        not advanced; the frequency of a chunk does not depend on the steps in which its tokens
-        arrive.
+        An array `omega`, shape (..., C, d), may have more chunks than there are yet; with it `q`
+        is not needed. The other options are as in `refattn.eva_attention`. A generator `rng` is
+        copied, not advanced; the frequency of a chunk does not depend on the steps in which its
+        tokens arrive.
         """
         qkv.keys_and_values(k, v)
         checks.positive_integer("window", window)
-        checks.flag("sampled", sampled)
         checks.flag("log_size", log_size)
         scale = checks.real("scale", scale, positive=True, optional=True, like=k)
-        total, lead = None, grouped_lead(k, k, v)
+        total, lead, means = None, grouped_lead(k, k, v), frequencies.at_means(omega, rng)
+        omega = None if means else omega
         if omega is not None:
             omega, _ = frequencies.shared(omega, None, k)
             lead, omega, rng = grouped_lead(omega, k, v), copy_array(omega), None
@@ -238,7 +237,7 @@ class EvaState(_ChunkState):
                 check_queries(q, k, v)
                 total = _zeros(q, tuple(q.shape[:-2]), q.shape[-1], 1)
                 lead = grouped_lead(q, k, v)
-            rng = copy.deepcopy(checks.generator(rng)) if sampled else None
+            rng = None if means else copy.deepcopy(checks.generator(rng))
         mean, f = _zeros(k, tuple(k.shape[:-2]), k.shape[-1]), _zeros(v, lead, v.shape[-1])
         of_chunks = (mean, f, omega, total, 0, rng, log_size)
         return cls(k[..., :0, :], v[..., :0, :], int(window), scale, *of_chunks).update(k, v, q)
@@ -248,7 +247,7 @@ class EvaState(_ChunkState):
         """Add keys (..., m, d) and values (..., m, d_v), with the same leading axes.
 
         `q`, shape (..., n, d), are the queries of the last n of these tokens; n may be 0. It is not
-        needed if you passed `omega` to `init`.
+        needed if you passed an array `omega` to `init`.
         """
         self._check_new(q, k, v)
         k, v = self._joined(k, v)
@@ -262,7 +261,7 @@ class EvaState(_ChunkState):
         if q is None and self.omega is None:
             raise ValueError(
                 "`q` must be given, because frequencies are computed from queries. Tokens without "
-                "a query have no row in it. With `omega`, it may be left out."
+                "a query have no row in it. With an array `omega`, it may be left out."
             )
         if q is not None:
             check_queries(q, k, v)
@@ -393,7 +392,7 @@ class EvaState(_ChunkState):
         check_same(self, other, "scale", "window", "log_size", "lead", "d")
         if (self.omega is None, self.rng is None) != (other.omega is None, other.rng is None):
             raise ValueError(
-                "`other` must have passed frequencies if this state has, and drawn ones if not."
+                "`other` must have frequencies that are passed, drawn or means, as this state has."
             )
         if not other.k.shape[-2]:
             return self

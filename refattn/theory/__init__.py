@@ -9,6 +9,8 @@ frequencies, and so is the formula for keys drawn from the softmax. Formulas for
 first order in 1/S if their docstrings say so.
 """
 
+from .at_means import proposal_means_law as proposal_means_law
+from .at_means import target_mean_law as target_mean_law
 from .attention import ExactLaw as ExactLaw
 from .attention import Law as Law
 from .attention import attention_law as attention_law

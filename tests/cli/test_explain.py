@@ -44,7 +44,7 @@ def test_every_name_is_in_one_group():
         ("error_tolerated", "a column of compare: "),
         ("RFA", "estimator rfa-iid, rfa, "),
         ("rfa-adapted", ", with proposal=adapt.fit(q, k)."),
-        ("eva-published", ", with log_size=False and sampled=False."),
+        ("eva-published", ", with log_size=False and omega='mean'."),
         ("frequency_law", "look first at: how the function draws"),
         ("mask", "look first at: the element"),
         ("unseen_law", "kind: no test for estimators"),

@@ -77,6 +77,19 @@ def test_lara_with_general_gaussians():
         np.testing.assert_allclose(got, want, atol=1e-13)
 
 
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_lara_at_means_has_its_centres_as_frequencies(weighting):
+    """Arrays, and Gaussians that differ by their covariances too."""
+    rng = np.random.default_rng(4)
+    q, k, v, mu = draw(rng, 2, 6, 3), draw(rng, 2, 7, 3), draw(rng, 2, 7, 2), draw(rng, 2, 3)
+    gaussians = [sampling.Gaussian(x, s * np.eye(3)) for x, s in zip(mu, (0.7, 1.6), strict=True)]
+    for centres in (mu, gaussians):
+        options = {"centres": centres, "weighting": weighting}
+        want = linear_randomized_attention(q, k, v, omega=mu, **options)
+        got = linear_randomized_attention(q, k, v, omega="mean", **options)
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-14)
+
+
 def test_weights_of_zero_are_dropped():
     """At q = 0 the second proposal has alpha 0, and density 0 at its sample."""
     q, k, v = np.zeros((2, 1)), np.array([[0.0], [1.0]]), np.array([[0.0], [3.0]])

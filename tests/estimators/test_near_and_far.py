@@ -12,9 +12,9 @@ from refattn.engine import chunks
 from tests.estimators.problems import problem, units
 
 CHUNKED = {
-    "eva": (partial(refattn.eva_attention, sampled=False), naive.eva_attention),
+    "eva": (partial(refattn.eva_attention, omega="mean"), naive.eva_attention),
     "published": (
-        partial(refattn.eva_attention, sampled=False, log_size=False),
+        partial(refattn.eva_attention, omega="mean", log_size=False),
         partial(naive.eva_attention, log_size=False),
     ),
     "second": (refattn.second_order_attention, naive.second_order_attention),

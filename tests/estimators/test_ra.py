@@ -90,6 +90,32 @@ def test_ra_does_not_change_when_keys_shift():
     assert np.max(np.abs(a - b)) > 0.01  # RFA does
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_at_means_keys_lose_half_their_squared_distance_from_the_mean_key(causal):
+    """Exact attention with a bias; and RA at frequencies that are computed outside."""
+    rng = np.random.default_rng(2)
+    q, k, v = draw(rng, 2, 4, 6, 3), draw(rng, 2, 1, 8, 3), draw(rng, 2, 1, 8, 2)
+    mask = rng.random((6, 8)) < 0.8
+    options = {"mask": mask, "causal": causal, "scale": 0.7}
+    mean = refattn.softmax_attention(q, k, k, **options)
+    got = randomized_attention(q, k, v, omega="mean", **options)
+    square = np.sum((k[..., None, :, :] - mean[..., None, :]) ** 2, -1)
+    want = refattn.softmax_attention(q, k, v, bias=-0.35 * square, **options)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-13)
+    omega = 0.7**0.5 * (q + mean)[..., None, :]
+    want = randomized_attention(q, k, v, omega=omega, **options)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-13)
+
+
+def test_at_means_keys_at_one_distance_from_their_mean_lose_nothing():
+    """Two keys of equal weight, or equal keys: the result is exact attention."""
+    rng = np.random.default_rng(3)
+    q, v = np.zeros((4, 3)), draw(rng, 2, 2)
+    for k in (draw(rng, 2, 3), np.ones((2, 3))):
+        got = randomized_attention(q, k, v, omega="mean")
+        np.testing.assert_allclose(got, np.tile(v.mean(0), (4, 1)), rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("num_samples", [3, 11, 20, 49, 100])
 def test_means_of_the_largest_values_are_finite(num_samples, dtype):
     largest = np.finfo(dtype).max

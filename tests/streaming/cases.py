@@ -39,7 +39,7 @@ def plain(state, whole, **options):
 
 
 def eva(**options):
-    fn, options = refattn.eva_attention, {"sampled": False} | options
+    fn, options = refattn.eva_attention, {"omega": "mean"} | options
     return Case(
         lambda w: partial(EvaState.init, window=w, **options),
         lambda w, m: partial(fn, window=w, **options),
@@ -78,7 +78,7 @@ PLAIN = {
 }
 CHUNKED = {
     "mean": eva(),
-    "published": eva(sampled=True, rng=3, log_size=False, scale=0.4),
+    "published": eva(omega=None, rng=3, log_size=False, scale=0.4),
     "given": Case(
         lambda w: partial(EvaState.init, window=w, omega=OMEGA),
         lambda w, m: partial(refattn.eva_attention, window=w, omega=OMEGA[: -(-m // w)]),

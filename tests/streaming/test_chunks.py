@@ -69,10 +69,10 @@ def test_tokens_without_queries():
 def test_merge_after_a_chunk_with_fewer_queries_than_keys():
     q, k, v = draw(4, 11)
     a, b = slice(0, 4), slice(4, 10)
-    of = partial(EvaState.init, window=4, sampled=False)
+    of = partial(EvaState.init, window=4, omega="mean")
     merged = of(k[:, a], v[:, a], q=q[:, 3:4]).merge(of(k[:, b], v[:, b], q=q[:, b]))
     got = merged.update(k[:, 10:], v[:, 10:], q[:, 10:]).read(q[:, 10:])
-    want = refattn.eva_attention(q[:, 3:], k, v, window=4, sampled=False, causal=True)
+    want = refattn.eva_attention(q[:, 3:], k, v, window=4, omega="mean", causal=True)
     np.testing.assert_allclose(got, want[:, -1:], rtol=0, atol=1e-14)
 
 
@@ -85,7 +85,7 @@ def test_a_summary_too_late_is_noticed(monkeypatch):
     of_queries = EvaState._of_queries
     monkeypatch.setattr(EvaState, "_of_queries", forget)
     q, k, v = draw(0, 12)
-    want = refattn.eva_attention(q, k, v, window=4, sampled=False, causal=True)
+    want = refattn.eva_attention(q, k, v, window=4, omega="mean", causal=True)
     _, last = in_steps("mean", 4, q, k, v, list(range(13)))
     assert np.abs(last[-1] - want[:, -1:]).max() > 1e-3
 

@@ -36,8 +36,8 @@ def run(rng: np.random.Generator) -> dict[str, Any]:
 
 def _estimates(q: Any, k: Any, v: Any, window: int) -> dict[str, Any]:
     return {
-        "with its size": eva_attention(q, k, v, window=window, sampled=False),
-        "as printed": eva_attention(q, k, v, window=window, sampled=False, log_size=False),
+        "with its size": eva_attention(q, k, v, window=window, omega="mean"),
+        "as printed": eva_attention(q, k, v, window=window, omega="mean", log_size=False),
         "second order": second_order_attention(q, k, v, window=window),
     }
 

@@ -123,7 +123,7 @@ def scan_tile(head: SoftmaxHead, i: slice, j: slice) -> Tile | None:
     return score_tile(head, i, j, visible, head.q[i] @ head.k[j].T)
 
 
-def same(x: Doubles) -> Doubles:
+def keep_unrounded(x: Doubles) -> Doubles:
     """Round nothing."""
     return x
 
@@ -134,7 +134,7 @@ def score_tile(
     j: slice,
     visible: npt.NDArray[np.bool_] | None,
     products: Doubles,
-    to: Callable[[Doubles], Doubles] = same,
+    to: Callable[[Doubles], Doubles] = keep_unrounded,
 ) -> Tile:
     """Take the steps from q . k to scores, each result passed through `to`."""
     if head.is_sink(j):
@@ -149,7 +149,10 @@ def score_tile(
         # A kernel that rounds its tanh has the slope of the rounded one.
         x = to(logits / head.softcap)
         ratio = to(np.tanh(x))
-        capped, slope = to(head.softcap * ratio), _slope(x) if to is same else 1 - ratio * ratio
+        capped, slope = (
+            to(head.softcap * ratio),
+            _slope(x) if to is keep_unrounded else 1 - ratio * ratio,
+        )
     scores = capped if head.bias is None else to(capped + head.bias[i, j])
     return Tile(j, visible, products, logits, ratio, capped, scores, slope)
 
@@ -241,7 +244,7 @@ class NearestWeights:
         if self.narrow:  # the sum is of narrow exponentials, and narrow itself
             total = np.zeros_like(total)
             for tile in scan_tiles(head, i, count_tile_keys(len(total))):
-                total += np.sum(np.exp(self._logs(tile)), -1, keepdims=True)
+                total += np.sum(self._of_largest(tile), -1, keepdims=True)
             total = roundings.softmax.round(total)
         self.total = np.where(total > 0, total, 1.0)
 
@@ -262,25 +265,26 @@ class NearestWeights:
         """Return the slope of the cap, of a tanh that was rounded."""
         return self._tile(tile).slope
 
-    def _logs(self, tile: Tile) -> Doubles:
-        """Return logs of the weights over the largest."""
+    def _of_largest(self, tile: Tile) -> Doubles:
+        """Return the weights over the largest, as the exponential gives them."""
         tile = self._tile(tile)
         gap = np.minimum(tile.scores - self.top, 0.0)
         if self.narrow:
-            with np.errstate(divide="ignore"):
-                to = self.roundings.softmax.round
-                gap = np.log(to(np.exp(to(gap))))  # the difference is rounded, then e^ of it
-        return gap if tile.visible is None else np.where(tile.visible, gap, -math.inf)
+            to = self.roundings.softmax.round
+            weights = to(np.exp(to(gap)))  # the difference is rounded, then e^ of it
+        else:
+            weights = np.exp(gap)
+        return weights if tile.visible is None else np.where(tile.visible, weights, 0.0)
 
     def weights(self, tile: Tile, rounded: bool = True) -> Doubles:
         """Return the weights of a tile, rounded if the profile does."""
         if self.roundings.weights is None or not rounded:
-            return np.asarray(np.exp(self._logs(tile)) / self.total)
+            return np.asarray(self._of_largest(tile) / self.total)
         return np.asarray(self.stored(tile) / self.divisor)
 
     def stored(self, tile: Tile) -> Doubles:
         """Return the rounded weights of a tile as they are multiplied by values."""
-        weights, to = np.exp(self._logs(tile)), self.roundings.weights
+        weights, to = self._of_largest(tile), self.roundings.weights
         assert to is not None
         return to.round(weights / self.total if self.roundings.normalised else weights)
 

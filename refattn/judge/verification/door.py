@@ -13,6 +13,8 @@ from ...arrays.words import with_known_keywords
 from ...features import elu_features
 from ...files.tensors import fits_other_layout, view_heads_first
 from ...typing import Features
+from ..kinds.chosen import choose_keys
+from ..kinds.parts import pose_parts
 from ..rounding.formats import check_all_hold, dtype_of, widen
 from ..rounding.layers import pose_recurrence
 from ..rounding.problems import Problem, check_holds, pose_arrays
@@ -78,6 +80,11 @@ def verify(
     num_proposals: int | None = None,
     centres: Any = None,
     indices: Any = None,
+    index_q: Any = None,
+    index_k: Any = None,
+    part_out: Any = None,
+    part_lse: Any = None,
+    part_keys: Any = None,
     layout: str = "bhnd",
 ) -> Verdict:
     """Judge whether a correct kernel can have produced these numbers.
@@ -157,8 +164,15 @@ def verify(
         with bfloat16 `q`, a float32 `state` that holds only bfloat16 numbers fails.
     num_proposals, centres : int and array, shape (..., C, d), optional
         For "lara", the number of proposals, S by default, or their means in kernel coordinates.
-    indices : array of int, shape (..., S), optional
-        For "coreset", the keys that are attended to.
+    indices : array of int, shape (..., S) or (..., rows, S), optional
+        For "coreset", the keys that are attended to. For softmax attention, the keys that each
+        query chose, or each block of n / rows queries; -1 for none.
+    index_q, index_k : arrays, shapes (..., n, d_i) and (..., m, d_i), optional
+        Vectors whose products rank the keys: whether rounded products allow the choice in `indices`
+        is a part `indices` of the verdict.
+    part_out, part_lse, part_keys : arrays, shapes (P, ..., n, d_v), (P, ..., n) and (P + 1,)
+        For softmax attention, outputs and log normalisers of P parts of the keys, and the first key
+        of each part and the end. Each part and the merge to `out` are parts of the verdict.
     layout : {"bhnd", "bnhd"}
         Whether heads come before tokens; in `mask`, `bias`, `sinks`, `omega`, states and factors of
         arrays they always do.
@@ -230,8 +244,9 @@ def verify(
         problems = {"out": pose_by_text(estimator, of_text, taken, inputs.storage, scale, causal)}
     else:
         gates |= {"removal": removal, "initial_state": initial_state, "state": state}
-        gates |= {"num_proposals": num_proposals, "centres": centres, "indices": indices}
-        refuse_options(estimator, gates)
+        gates |= {"num_proposals": num_proposals, "centres": centres}
+        chosen = {"indices": indices, "index_q": index_q, "index_k": index_k}
+        refuse_options(estimator, gates if kind == "scores" else gates | chosen)
         posed = pose_arrays(
             q,
             k,
@@ -243,7 +258,8 @@ def verify(
             **settings,
             **_options_of_estimator(estimator, omega, log_weight, feature_map),
         )
-        problems = {"out": posed.with_scales(inputs.scales)}
+        posed = posed.with_scales(inputs.scales)
+        problems = {"out": posed if indices is None else choose_keys(posed, chosen)}
     problems = {x: y._replace(storage=inputs.storage) for x, y in problems.items()}
     problem = problems["out"]
     alpha = check_alpha(alpha)
@@ -300,6 +316,9 @@ def verify(
     else:
         declared = "out" in inputs.types
         parts = gather_parts(problem, read, types, {x: y.shape for x, y in got.items()}, declared)
+        of_parts = {"part_out": part_out, "part_lse": part_lse, "part_keys": part_keys}
+        if part_out is not None and "out" in parts:
+            parts |= pose_parts(parts["out"], of_parts)
     names: ProfileChoice = profile
     if profile is None and kind not in ("recurrent", "text"):
         scaled = any(x is not None for x in scales.values())
@@ -318,7 +337,8 @@ def verify(
             accumulate=accumulate, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
             empty_rows=empty_rows, beta=beta, log_decay=log_decay, write=write, removal=removal,
             decay=decay, initial_state=initial_state, num_proposals=num_proposals, centres=centres,
-            indices=indices, layout=other,
+            indices=indices, index_q=index_q, index_k=index_k, part_out=part_out, part_lse=part_lse,
+            part_keys=part_keys, layout=other,
         )  # fmt: skip
 
     return try_other_layout(problem, verdict, layout, judge_in, "layout={!r}")

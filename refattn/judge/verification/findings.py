@@ -205,20 +205,6 @@ class ProfileTrial(NamedTuple):
         known = most >= ALL_BUT and self.z.rms**2 * (1 - most) < _LEFT_BY_KNOWN
         return self.rejected(alpha), rounded, not known, off
 
-    def name_wrong(self, alpha: float) -> tuple[tuple[tuple[Index, float], ...], bool]:
-        """List the rows that are wrong at a level, by Holm's correction for all that were tried.
-
-        Also tell whether there may be more.
-        """
-        found: list[tuple[Index, float]] = []
-        wrong, more = self.find(math.log(alpha / max(self.rows, 1)))
-        for row in wrong:
-            p = math.exp(max(row.log_p, -700.0))
-            if p * (self.rows - len(found)) > alpha:
-                break
-            found.append((row.at, p))
-        return tuple(found), more
-
 
 def describe_span(numbers: npt.NDArray[Any]) -> str:
     """Write numbers as a range, or a few of them."""

@@ -39,7 +39,7 @@ from ..rounding.roundings import WORST, Roundings, RowErrors
 from ..rounding.softmax import analyse_softmax
 from .directions import SCORE_CHANGES
 from .evidence import log_chernoff, log_quadratic
-from .findings import Numbers, WrongRow
+from .findings import Find, Numbers, WrongRow
 from .z_scores import subtract_rounding
 
 MOST = 40  # rows of which it is computed at a time
@@ -55,6 +55,61 @@ _DESCENTS = 40  # to the least square, each of which gives a lower bound of it
 _RANK = 1e-10  # of the largest eigenvalue, which smaller ones are raised to
 
 
+class RowBox(NamedTuple):
+    """Errors of rows, the box of what is no evidence, and the covariances of the rest."""
+
+    known: npt.NDArray[np.bool_]  # (rows,)
+    errors: Doubles  # (rows, columns)
+    low: Doubles
+    high: Doubles
+    covariances: Doubles  # (rows, columns, columns)
+
+    def less(self, other: RowBox) -> RowBox:
+        """Subtract errors that have no rounding in common with these."""
+        return RowBox(
+            self.known & other.known,
+            self.errors - other.errors,
+            self.low - other.high,
+            self.high - other.low,
+            self.covariances + other.covariances,
+        )
+
+    def test(self) -> tuple[Doubles, Doubles]:
+        """Return mean squares, and logs of p-values; where nothing is known of a row both are 0."""
+        squares, columns = np.zeros(len(self.errors)), self.errors.shape[1]
+        if self.known.any():
+            some = (x[self.known] for x in (self.covariances, self.errors, self.low, self.high))
+            squares[self.known] = least_squares(*some) / columns
+        return squares, np.asarray(log_chernoff(squares, columns))
+
+
+def box_rows(
+    problem: Problem,
+    numbers: Numbers,
+    roundings: Roundings,
+    index: Index,
+    rows: npt.NDArray[np.int64],
+    columns: npt.NDArray[np.int64] | None = None,
+) -> RowBox:
+    """Find the errors of rows of a head, and the law of all of their columns, or of some.
+
+    Where its spacings hide the noise of a row, the law is that of what was rounded to the output.
+    """
+    if columns is None:
+        columns = distinct_columns(list_tokens(problem, index))
+    law, covariances = find_laws(problem, roundings, index, rows, columns)
+    got = numbers.out(index)[rows]
+    errors, (low, high) = law.errors(got), law.span_rounding()
+    hidden = law.hidden() & np.all(np.isfinite(law.bound), -1)  # an infinite one may be saturated
+    if problem.is_mean and roundings.out is not None and hidden.any():
+        about = roundings._replace(out=None), index, rows[hidden], columns
+        before, covariances[hidden] = find_laws(problem, *about)
+        half, (least, most) = roundings.out.spacing(got[hidden]) / 2, before.span_rounding()
+        low[hidden], high[hidden] = least - half, most + half
+    known = np.all(np.isfinite(law.worst) & np.isfinite(errors), -1)
+    return RowBox(known, errors[:, columns], low[:, columns], high[:, columns], covariances)
+
+
 def test_rows(
     problem: Problem,
     numbers: Numbers,
@@ -62,28 +117,8 @@ def test_rows(
     index: Index,
     rows: npt.NDArray[np.int64],
 ) -> tuple[Doubles, Doubles]:
-    """Test rows of a head, each by the law of all of its columns.
-
-    Where its spacings hide the noise of a row, the law is that of what was rounded to the output.
-    Return mean squares, and logs of p-values; where nothing is known of a row both are 0.
-    """
-    columns = distinct_columns(list_tokens(problem, index))
-    law, covariances = _find_laws(problem, roundings, index, rows, columns)
-    got = numbers.out(index)[rows]
-    errors, (low, high) = law.errors(got), law.span_rounding()
-    hidden = law.hidden() & np.all(np.isfinite(law.bound), -1)  # an infinite one may be saturated
-    if problem.is_mean and roundings.out is not None and hidden.any():
-        about = roundings._replace(out=None), index, rows[hidden], columns
-        before, covariances[hidden] = _find_laws(problem, *about)
-        half, (least, most) = roundings.out.spacing(got[hidden]) / 2, before.span_rounding()
-        low[hidden], high[hidden] = least - half, most + half
-    low, high = low[:, columns], high[:, columns]
-    squares = np.zeros(len(rows))
-    known = np.all(np.isfinite(law.worst) & np.isfinite(errors), -1)
-    if known.any():
-        some = (x[known] for x in (covariances, errors[:, columns], low, high))
-        squares[known] = least_squares(*some) / len(columns)
-    return squares, np.asarray(log_chernoff(squares, len(columns)))
+    """Test rows of a head, each by the law of all of its columns, as `RowBox.test` does."""
+    return box_rows(problem, numbers, roundings, index, rows).test()
 
 
 def find_covariance(
@@ -151,7 +186,7 @@ def list_tokens(problem: Problem, index: Index) -> Doubles:
     return list_terms(problem.gradient.backs(index), problem.gradient.of)
 
 
-def _find_laws(
+def find_laws(
     problem: Problem,
     roundings: Roundings,
     index: Index,
@@ -240,8 +275,7 @@ def _times(matrices: Doubles, x: Doubles) -> Doubles:
 
 def find_wrong(
     problem: Problem,
-    numbers: Numbers,
-    roundings: Roundings,
+    test: Callable[[Index, npt.NDArray[np.int64]], tuple[Doubles, Doubles]],
     squares: Doubles,
     peaks: Doubles,
     beyond: npt.NDArray[np.bool_],
@@ -250,6 +284,7 @@ def find_wrong(
 ) -> tuple[list[WrongRow], bool]:
     """Test rows by their largest |z|, by its mean square, and the doubtful by all columns jointly.
 
+    `test` gives mean squares and logs of p-values of rows of a head, by all of their columns.
     Arrays are (heads, n): means of squares of z; the largest |z|, which stands for tests of as many
     columns as the output has; whether an error is beyond its bound; and the mean squares of what is
     left beyond half a spacing, where that is far above the noise. So many doubtful rows are
@@ -275,7 +310,7 @@ def find_wrong(
         batch, least = doubtful[tested : tested + together], 0.0
         for head in np.unique(batch // squares.shape[1]).tolist():
             rows = np.sort(batch[batch // squares.shape[1] == head] % squares.shape[1])
-            of_rows, log_p = test_rows(problem, numbers, roundings, problem.index_of(head), rows)
+            of_rows, log_p = test(problem.index_of(head), rows)
             surer = log_p < found[head, rows]
             means[head, rows] = np.where(surer, of_rows, means[head, rows])
             found[head, rows] = np.fmin(found[head, rows], log_p)
@@ -289,6 +324,21 @@ def find_wrong(
         for h, i in places
     ]
     return sorted(wrong, key=lambda x: x.log_p), goes_on and tested < len(doubtful)
+
+
+def name_wrong(find: Find, rows: int, alpha: float) -> tuple[tuple[tuple[Index, float], ...], bool]:
+    """List the rows that are wrong at a level, by Holm's correction for all that were tried.
+
+    Also tell whether there may be more.
+    """
+    found: list[tuple[Index, float]] = []
+    wrong, more = find(math.log(alpha / max(rows, 1)))
+    for row in wrong:
+        p = math.exp(max(row.log_p, -700.0))
+        if p * (rows - len(found)) > alpha:
+            break
+        found.append((row.at, p))
+    return tuple(found), more
 
 
 def find_smallest(
@@ -383,7 +433,7 @@ def _take_laws(problem: Problem, roundings: Roundings) -> Iterator[_BlockLaw]:
         rows = np.unique(np.linspace(i.start, i.stop - 1, _ROWS_TAKEN).astype(int))
         if knows_columns(problem):
             columns = distinct_columns(list_tokens(problem, index))
-            law, covariances = _find_laws(problem, roundings, index, rows, columns)
+            law, covariances = find_laws(problem, roundings, index, rows, columns)
         else:
             columns, covariances = np.arange(problem.shape[2]), None
             each = (problem.analyse(index, roundings, slice(x, x + 1)) for x in rows.tolist())

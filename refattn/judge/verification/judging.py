@@ -52,6 +52,8 @@ from typing import Any
 import numpy as np
 
 from ...arrays.threads import one_blas_thread
+from ..kinds.chosen import judge_choice
+from ..kinds.parts import settle_part
 from ..mistakes.causes.places import list_remarks, suspect_narrower
 from ..mistakes.causes.reasons import explain, explain_gradients
 from ..mistakes.causes.states import find_coarse_state, keep_common
@@ -76,7 +78,7 @@ from .choice import (
 from .empty_rows import describe_idle, remark_idle
 from .findings import Finding, Numbers, Part, ProfileTrial, weaken
 from .head_sums import ONE_PERCENT, RowWeights
-from .joint import find_smallest, knows_columns, test_each
+from .joint import find_smallest, knows_columns, name_wrong, test_each
 from .likelihood import ALIKE, Fit, ProfileSample, compare
 from .looks import (
     Blocks,
@@ -91,7 +93,7 @@ from .looks import (
 )
 from .trial import attempt
 from .units import add_unit, describe_unit, list_units, on_hardware
-from .verdict import Interrupted, Verdict, join
+from .verdict import Interrupted, Verdict, join_verdicts
 
 _TOO_WELL = 0.75  # rms of z below which an option may be ignored, and a profile too loose
 _UNLIKELY = 10.0  # log of how much likelier others are on some rows of another part
@@ -107,8 +109,8 @@ class _Case:
 
     def __init__(self, part: Part, asked: Asked) -> None:
         self.numbers, self.dtype, self.alpha = part.numbers, asked.dtype, asked.alpha
-        self.strict = asked.strict
-        chosen = choose_for(part.problem, part.numbers.out_dtype, *asked[:2], self.strict)
+        self.strict, of = asked.strict, part.numbers.out_dtype
+        chosen = choose_for(part.problem, of, asked.dtype, asked.profile, asked.strict)
         self.profiles = on_hardware(chosen, asked.hardware)
         self.everything, self.seconds = asked.everything, 0.0
         self.problem = part.problem.looked_at(choose_blocks(part.problem, asked.everything))
@@ -148,12 +150,11 @@ class _Case:
 
     def is_out(self, name: str) -> bool:
         """Tell whether some rows are enough to reject a profile."""
-        if self.is_rival(name):
-            return True
         # Holm multiplies a p-value by the count of tests at most, so that these stay below alpha
         # whatever all rows say.
         fit, least = self.fits.get(name), self.alpha / _TESTS
-        if self.screened.get(name, 1.0) <= least or self.glanced.get(name, 1.0) <= _SURE_P:
+        some = self.screened.get(name, 1.0) <= least or self.glanced.get(name, 1.0) <= _SURE_P
+        if some or self.is_rival(name):
             return True
         return fit is not None and not (fit.within and fit.log_p > math.log(least))
 
@@ -346,7 +347,7 @@ class _Case:
         likely = [x for x, y in self.fits.items() if y.explains or x == best.profile]
         name = likely[0] if likely else best.profile
         trial = self.trials.get(name) or self.attempt(name, whole=False)
-        (named, more), by_best = (x.name_wrong(self.alpha) for x in (trial, best))
+        (named, more), by_best = (name_wrong(x.find, x.rows, self.alpha) for x in (trial, best))
         few = 0 < len(named) <= max(trial.rows / _ONE_OF_ROWS, len(by_best[0])) and not more
         return (named, more) if few else by_best
 
@@ -422,9 +423,7 @@ def judge_all(parts: Mapping[str, Part], *of: Any, **named: Any) -> Verdict:
         raise Interrupted(found.cut_short([])) from None
 
 
-def _accepts_narrow_sums(
-    name: str, parts: Mapping[str, Part], asked: Asked, found: Verdict
-) -> bool:
+def _accepts_narrow_sums(name: str, parts: Mapping[str, Part], asked: Asked, by: Verdict) -> bool:
     """Tell whether sums in the storage type would pass, too."""
     part = parts[name]
     if part.problem.kind != "scores":
@@ -437,7 +436,7 @@ def _accepts_narrow_sums(
         case.numbers = part.numbers._replace(out=sum_narrowly(rows, asked.dtype), lse=None)
         case.compare([*case.profiles])
         # The other parts were explained by a profile: this is of the same kernel.
-        names = [x for x in case.fits if len(parts) == 1 or may_be_one(x, found.profile)]
+        names = [x for x in case.fits if len(parts) == 1 or may_be_one(x, by.profile)]
         if all(case.rejects(x) for x in names):
             return False
     return True
@@ -454,8 +453,8 @@ def _judge_parts(parts: Mapping[str, Part], whole: Asked) -> Verdict:
             verdicts[left.pop(0)] = stop.found
         if not verdicts:
             raise
-        raise Interrupted(join(verdicts, whole.alpha).cut_short(left)) from None
-    return join(verdicts, whole.alpha)
+        raise Interrupted(join_verdicts(verdicts, whole.alpha).cut_short(left)) from None
+    return join_verdicts(verdicts, whole.alpha)
 
 
 def _judge_each(parts: Mapping[str, Part], whole: Asked, verdicts: dict[str, Verdict]) -> None:
@@ -463,9 +462,13 @@ def _judge_each(parts: Mapping[str, Part], whole: Asked, verdicts: dict[str, Ver
     # Bonferroni: a correct kernel may fail in any part.
     forward_asked = whole._replace(alpha=whole.alpha / len(parts))
     for name, part in parts.items():
-        if name == "out" or part.problem.kind == "recurrent":
+        if part.problem.gradient is None:
             verdicts[name] = judge(*part, *forward_asked)
+            if name not in ("out", "state"):
+                verdicts[name] = settle_part(name, part, verdicts[name])
     gradients = {x: y for x, y in parts.items() if x not in verdicts}
+    if "out" in parts and "index_q" in (problem := parts["out"].problem).first:
+        verdicts["indices"] = judge_choice(problem, whole.dtype, whole.profile, whole.alpha)
     if gradients:
         asked = forward_asked.of_gradients(gradients)
         backward = _judge_gradients(gradients, asked)
@@ -542,25 +545,21 @@ def _judge_gradients(
                 add_unit(case.profiles, name)
         name = _agree(worst_first, units)
     name = name or _agree_without_some(worst_first, names)
-    name = name or min(names, key=lambda x: _rank_rejected(worst_first, x))
+    if not name:
+        wrong = {x: sum(y.is_rejected(x) + y.is_rival(x) for y in worst_first) for x in names}
+        name = min(names, key=lambda x: (wrong[x], *_rank(worst_first, x)))
     return {x: case.conclude(name) for x, case in cases.items()}
 
 
-def _rank_rejected(cases: Sequence[_Case], name: str) -> tuple[int, float]:
-    """Rank profiles first by the parts that they explain, then by how likely they are."""
-    against = (x.fits[name].against if name in x.fits else math.inf for x in cases)
-    rejected = sum(1 + x.is_rival(name) for x in cases if x.is_rejected(name))
-    return rejected, sum(against)
+def _rank(cases: Sequence[_Case], name: str) -> tuple[int, int, float]:
+    fits = [x.fits[name] for x in cases if name in x.fits]  # some were not compared
+    return sum(x.is_out(name) for x in cases), -len(fits), sum(x.against for x in fits)
 
 
 def _agree(cases: Sequence[_Case], names: Sequence[str]) -> str:
     """Find the likeliest profile that explains all parts; an empty name if there is none."""
 
-    def rank(name: str) -> tuple[int, int, float]:
-        fits = [x.fits[name] for x in cases if name in x.fits]  # some were not compared
-        return sum(x.is_out(name) for x in cases), -len(fits), sum(x.against for x in fits)
-
-    found = sorted(names, key=rank)
+    found = sorted(names, key=lambda x: _rank(cases, x))
     left = (x for x in found if not any(y.is_out(x) or y.glance(x) for y in cases))
     return next((x for x in left if not any(y.rejects(x) for y in cases)), "")
 

@@ -17,6 +17,8 @@ from ...engine.scores import Band
 from ...features import elu_features
 from ...files.tensors import Tensors
 from ...registry import ESTIMATORS
+from ..kinds.chosen import CHOSEN, choose_keys
+from ..kinds.parts import PART_ARRAYS, pose_parts
 from ..mistakes.causes.places import remark_stray
 from ..mistakes.causes.wrong_rows import thin
 from ..rounding.derived.rows import open_formula, pose_text
@@ -119,7 +121,7 @@ def pose_tensors(
         return hide_unseen(arrays, band)
 
     # Heads are read when they are analysed: arrays of a file may be larger than memory.
-    return Problem(
+    posed = Problem(
         tensors.lead,
         (n, m, shapes["v"][-1]),
         read,
@@ -134,6 +136,8 @@ def pose_tensors(
         storage=tensors.dtype,
         packed=packed,
     ).with_scales(tensors.scales)
+    chosen = tensors.read_whole(CHOSEN)
+    return choose_keys(posed, chosen) if "indices" in chosen else posed
 
 
 def _read_blocks(tensors: Tensors, blocks: Mapping[str, Any], index: Index) -> list[Doubles]:
@@ -172,7 +176,7 @@ def list_gates(estimator: Any) -> list[str]:
     if kind_of(estimator) == "text":
         return [*_GIVEN]
     if kind_of(estimator) != "recurrent":
-        return []
+        return [*CHOSEN, *PART_ARRAYS] if kind_of(estimator) == "scores" else []
     pairs = {"pair": ("{}_a", "{}_b")}
     gates = ESTIMATORS[estimator].gates.items()
     names = [x.format(name) for name, kind in gates for x in pairs.get(kind, ("{}",))]
@@ -292,7 +296,11 @@ def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
         states = {x: tensors.part(x, ()) for x in ("state", "initial_state") if x in tensors.shapes}
         kept = type_of_states(states, tensors.stored, tensors.dtype)
         return gather_recurrent(problems, read, types, kept)
-    return gather_parts(problem, read, types, tensors.shapes)
+    parts = gather_parts(problem, read, types, tensors.shapes)
+    if "part_out" in tensors.shapes and "out" in parts:
+        given = tensors.read_whole(PART_ARRAYS)
+        parts |= pose_parts(parts["out"], given)
+    return parts
 
 
 def gather_parts(

@@ -36,7 +36,7 @@ from .evidence import (
 )
 from .findings import Find, Finding, Numbers, ProfileTrial, Suspect, WrongRow, Z
 from .head_sums import ONE_PERCENT, HeadSums
-from .joint import bound_factor, find_wrong, knows_columns
+from .joint import bound_factor, find_wrong, knows_columns, test_rows
 from .looks import Look, choose_loud
 from .z_scores import BEYOND
 
@@ -104,7 +104,8 @@ def attempt(
         directions += _test_loud_factors(errors, problem.read_by(profile), roundings)
         if min((x.log_p for x in (*raw, *directions)), default=0.0) >= look.enough:
             raw += _test_loud_tiles(errors, problem.read_by(profile), roundings)
-    about = problem.read_by(profile), numbers, roundings, squares, errors.peak
+    read = problem.read_by(profile)
+    about = read, partial(test_rows, read, numbers, roundings), squares, errors.peak
     find: Find = cache(partial(find_wrong, *about, errors.over > BEYOND, errors.hidden))
     smallest = min((x.log_p for x in (*raw, *directions)), default=0.0)
     if knows_columns(problem) and smallest >= _NEEDS_NO_OTHER:

@@ -48,7 +48,7 @@ _OF_PLACES = ("mean square of tiles", "mean square of heads")
 
 
 class Interrupted(KeyboardInterrupt):
-    """An interruption of a verdict, with what was `found` until then."""
+    """An interruption, with what was `found` until then."""
 
     def __init__(self, found: Any) -> None:
         super().__init__()
@@ -256,7 +256,7 @@ class Verdict(NamedTuple):
         return "\n".join(lines)
 
 
-def join(verdicts: dict[str, Verdict], alpha: float) -> Verdict:
+def join_verdicts(verdicts: dict[str, Verdict], alpha: float) -> Verdict:
     """Make one verdict of those on all parts."""
     if [*verdicts] == ["out"] and verdicts["out"].alpha == alpha:
         return verdicts["out"]

@@ -430,7 +430,7 @@ def summaries(causal_always=False, top_left=False):
             k, v = (np.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, n - m), (0, 0)]) for x in (k, v))
             options["mask"] = np.arange(n) < m
         causal = causal or causal_always
-        return refattn.eva_attention(q, k, v, sampled=False, causal=causal, **options)
+        return refattn.eva_attention(q, k, v, omega="mean", causal=causal, **options)
 
     return attention
 

@@ -322,9 +322,10 @@ def test_profiles_with_units_have_the_others_beside_them():
     q, k, v = (np.random.default_rng(20 + x).standard_normal((2, 64, 32)) for x in range(3))
     q, k, v = (x.astype(np.float32) for x in (q, k, v))
     out = of_heads("math", q, k, v, "float32")[0].astype(np.float32)
-    out[1, 20:28] += 8 * np.spacing(np.abs(out[1, 20:28]))
+    out[1, 20:28] += 24 * np.spacing(np.abs(out[1, 20:28]))
+    alone = verify(q=q, k=k, v=v, out=out, profile="flash", hardware="hopper")
+    assert alone.verdict == "PASS"
     found = verify(q=q, k=k, v=v, out=out, profile=("math", "flash"))
-    assert found.verdict == "FAIL"
     assert found.trials["flash@hopper"] < found.alpha
 
 

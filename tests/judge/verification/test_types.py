@@ -84,7 +84,9 @@ def test_right_kernels_with_a_cache_of_8_bits(types, cast):
     assert found.dtype == types[0]
     right = f"{name}-cast" if cast and name == "flash" else name
     assert found.profile in (name, right)
-    assert 0.8 < verify(**given, profile=right).z.rms < 1.1  # float32 is summed in pairs
+    # In float32 terms are summed by lanes of any number, so that errors may be smaller.
+    least = 0.8 if types[0] != "float32" else 0.5
+    assert least < verify(**given, profile=right).z.rms < 1.1
 
 
 @pytest.mark.sweep(3)

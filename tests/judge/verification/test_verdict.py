@@ -578,11 +578,11 @@ def test_the_worst_of_all_parts_is_what_is_said(first, second, monkeypatch):
     monkeypatch.setattr(judging, "explain_gradients", lambda parts, found, *_: found)
     monkeypatch.setattr(judging, "_judge_gradients", gradients)
     level = pytest.approx(0.1)
-    problem = SimpleNamespace(shares_keys=False, kind="scores")
-    parts = {
-        name: findings.Part(problem, SimpleNamespace(out_dtype="float32"))
-        for name in ("out", "dq", "dv")
-    }
+    problem = SimpleNamespace(shares_keys=False, kind="scores", gradient="", first={})
+    numbers = SimpleNamespace(out_dtype="float32")
+    parts = {name: findings.Part(problem, numbers) for name in ("dq", "dv")}
+    problem = SimpleNamespace(kind="scores", gradient=None, first={})
+    parts = {"out": findings.Part(problem, numbers), **parts}
     found = judging.judge_all(parts, "float32", "math", 0.3, hardware="ampere")
     worst = min(first, second, key=ORDER.index)
     assert found.verdict == worst
@@ -598,7 +598,8 @@ def test_the_worst_of_all_parts_is_what_is_said(first, second, monkeypatch):
     del parts["out"]
     alone = judging.judge_all(parts, "float32", "math", 0.3)
     assert (alone.verdict, [*alone.parts]) == (second, ["dq", "dv"])
-    one_part = judging.judge_all({"out": findings.Part(0, 1)}, "float32", None, 0.3)
+    whole = findings.Part(problem, numbers)
+    one_part = judging.judge_all({"out": whole}, "float32", None, 0.3)
     assert (one_part.verdict, one_part.parts, asked[-1][-5:]) == (
         first,
         {},

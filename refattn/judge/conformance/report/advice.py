@@ -10,7 +10,7 @@ from typing import Any
 from ..checks.trials import CheckRun
 from .report import UNDERPOWERED, Result
 
-_SHAPES, _COMPILED = 3, 10  # shapes, and times that the first call of one takes
+_FEWEST_SHAPES, _COMPILED_LONGER = 3, 10  # shapes, and times that the first call of one takes
 _UNSEEN_DRAWS = (
     "rounding or the declared epsilon hides the random draws: also check your function with "
     "float64 arrays and an epsilon of 0"
@@ -52,10 +52,10 @@ def _say_compiled(times: Mapping[Any, list[float]]) -> str:
     """Say if most of the time went into the first calls with arrays of some shapes."""
     first = [x[0] for x in times.values()]
     later = [y for x in times.values() for y in x[1:]]
-    if len(first) < _SHAPES or not later or sum(first) < sum(later):
+    if len(first) < _FEWEST_SHAPES or not later or sum(first) < sum(later):
         return ""
     once, again = median(first), median(later)
-    if once < _COMPILED * again:
+    if once < _COMPILED_LONGER * again:
         return ""
     return (
         f", {sum(first):.2g} s of it in the first call of each of {len(first)} shapes "

@@ -38,7 +38,7 @@ from .untried import not_tried
 # Seeds a statistical check may use, and seconds its calls may take; fewer seeds if they are slow.
 LEVELS = {"quick": 2000, "full": 8000}
 _BUDGET = {"quick": 60.0, "full": 300.0}
-_OF_DRAWS = 0.8  # of the time that a law has
+_SHARE_OF_DRAWS = 0.8  # of the time that a law has
 _WORTH_IT = 1.5  # times as long, to draw again
 TIME_LIMITS = {level: 2 * seconds for level, seconds in _BUDGET.items()}  # of a whole run
 _TO_DIAGNOSE = 30.0  # seconds
@@ -183,7 +183,7 @@ def check(
             # Laws use all the time that they are given, so they share what is left.
             laws_left = sum(x.layer != "identity" for x in list(chosen.values())[i:])
             shares = 1 if item.layer == "identity" else laws_left
-            budget = min(most, _OF_DRAWS * left / shares)
+            budget = min(most, _SHARE_OF_DRAWS * left / shares)
             trial = CheckRun(candidate, item.name, seed, LEVELS[level], budget, level, times=times)
             result = _run_check(item, trial, left, limit / 2)
             if trial.beyond and trial.error is None and not trial.p:  # nothing was asked
@@ -201,7 +201,7 @@ def check(
         slow = [i for i, t in enumerate(trials) if t.reached < 1 and not stopped]
         for place, i in enumerate(slow):
             left = max(end - time.monotonic(), 0.0)
-            budget = min(most, _OF_DRAWS * left / (len(slow) - place))
+            budget = min(most, _SHARE_OF_DRAWS * left / (len(slow) - place))
             if budget > _WORTH_IT * trials[i].budget:
                 item = chosen[results[i].check]
                 trial = replace(trials[i].anew(), budget=budget)

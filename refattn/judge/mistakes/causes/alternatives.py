@@ -14,7 +14,7 @@ from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
 from .changed_inputs import list_narrow, list_scales
 from .heads import list_other_heads
-from .masks import list_diagonals
+from .masks import list_choices, list_diagonals
 from .sampled import Alternative, Bias, Place, Result, Rows, Seen, attend, pad_sum, show_band
 from .sequences import fill_tiles, list_packed, one_sequence, within_sequences
 
@@ -235,6 +235,8 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
         if n == m:
             text = f"the {name} is transposed"
             yield Alternative(text, problem.replaced(name, lambda _, x: x.T))
+    if "indices" in arrays:
+        yield from list_choices(problem)
     if "mask" in arrays and problem.packed is None:  # that of sequences is none of the user's
         yield from list_diagonals(problem)
         for by in (-2, -1, 1, 2, 3, 4):

@@ -115,3 +115,40 @@ def _take(
     x: Diagonal,
 ) -> Diagonal:
     return x._replace(**{field: getattr(own[other(at)], field)})
+
+
+# What kernels may read in place of the keys that queries chose, (queries, S), of so many keys.
+_CHOICES: Mapping[str, Callable[[Any, int], Any]] = {
+    "-1 in the indices is read as the last key": lambda x, m: np.where(x < 0, m - 1, x),
+    "-1 in the indices is read as key 0": lambda x, _: np.where(x < 0, 0, x),
+    "each query has the keys that the query before it chose": lambda x, _: np.roll(x, 1, 0),
+    "each query has the keys that the next query chose": lambda x, _: np.roll(x, -1, 0),
+    "all queries have the keys that the first query chose": lambda x, _: 0 * x + x[:1],
+    "the last key of each choice is left out": lambda x, _: x[:, :-1],
+    "the first key of each choice is left out": lambda x, _: x[:, 1:],
+}
+
+
+def list_choices(problem: Problem) -> Iterator[Alternative]:
+    """List wrong readings of the keys that queries chose, which no other mask hides."""
+    alone = problem._replace(causal=False, window=(None, None))
+    for text, change in _CHOICES.items():
+        count = partial(_count_chosen, problem, change)
+        seen = alone.replaced("mask", partial(_show_counted, count))
+        yield Alternative(text, seen.replaced("bias", partial(_add_counted, count)))
+
+
+def _count_chosen(problem: Problem, change: Callable[[Any, int], Any], index: Index) -> Any:
+    """Count how often each query reads each key, (queries, keys)."""
+    m = problem.shape[1]
+    rows = change(problem.read(index)["indices"], m)
+    return np.stack([np.bincount(x[x >= 0], minlength=m) for x in rows])
+
+
+def _show_counted(count: Callable[[Index], Any], index: Index, _: Any) -> Seen:
+    return np.asarray(count(index) > 0)
+
+
+def _add_counted(count: Callable[[Index], Any], index: Index, bias: Any) -> Any:
+    """Add logs of counts to the bias, as the weights of keys count so often."""
+    return np.log(np.maximum(count(index), 1)) + (0.0 if bias is None else bias)

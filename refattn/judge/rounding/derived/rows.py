@@ -64,12 +64,14 @@ def pose_text(
         raise ValueError(
             f"`{option}` must be given for {name}: {_WHAT_IS_NEEDED[option]}, got None."
         )
-    for option in (x for x in own if values[x] is not None and x in _FLOAT_ARRAYS):
+    for option in (x for x in own if x in _FLOAT_ARRAYS and not isinstance(values[x], str | None)):
         values[option] = widen(option, values[option])
     for rule in formula.rules:
         values |= rule(**values)
     arrays = {
-        x: values[x] for x in ("mask", *own) if x in _ARRAYS_OF_HEADS and values[x] is not None
+        x: values[x]
+        for x in ("mask", *own)
+        if x in _ARRAYS_OF_HEADS and not isinstance(values[x], str | None)
     }
     options = {x: values[x] for x in own if x not in _ARRAYS_OF_HEADS}
     lead, (n, m) = grouped_lead(q, k, v), (q.shape[-2], k.shape[-2])
@@ -130,7 +132,7 @@ class _Laws:
         query = Query(at, (n, m), seen, there, problem.causal, self.options, "")
         arrays = {name: y for name, y in x.items() if name != "mask"}
         arrays["root"] = np.full((1, 1), problem.scale**0.5)
-        if query_frequencies in self.formula.rules:
+        if query_frequencies in self.formula.rules and "omega" in x:
             arrays["omega"] = x["omega"][at].reshape(-1, x["q"].shape[-1])
         few = _REPEATED * len(np.unique(x["k"])) < x["k"].size
         tied = few or len(np.unique(x["k"], axis=0)) < m

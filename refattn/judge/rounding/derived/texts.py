@@ -5,7 +5,8 @@ before they sum, which no fast kernel does, and evaluate all queries at once, wh
 derived for each of them. So texts are written for one query, in the orders of kernels; what has no
 order, which keys there are where and the weights of samples, is that of `naive`.
 
-Arrays have one more axis, the first, of copies. Steps are in one of several orders:
+Arrays have one more axis, the first, of copies. Frequencies that are None are the means of their
+distributions. Steps are in one of several orders:
 
 * "samples": weights e^(score - maximum) are summed over the keys of each sample, and then over
   samples, and divided last;
@@ -63,8 +64,11 @@ class Query(NamedTuple):
         return _average(scores, values, seen)[0]
 
 
-def write_randomized(query: Query, q: Any, k: Any, v: Any, omega: Any) -> Any:
+def write_randomized(query: Query, q: Any, k: Any, v: Any, omega: Any = None) -> Any:
     """Average over the samples of a query, (..., S, d), means of the values (RA)."""
+    if omega is None:  # the mean of its distribution
+        q = query.take(q)
+        omega = q + query.average(q @ k.mT, k, query.seen)
     xp, scores = q.__array_namespace__(), omega @ k.mT - _half_squares(k)
     if query.logs:
         weights, _ = _divide_weights(scores, query.seen)
@@ -72,10 +76,13 @@ def write_randomized(query: Query, q: Any, k: Any, v: Any, omega: Any) -> Any:
     return xp.mean(_average(scores, v, query.seen)[0], axis=-2, keepdims=True)
 
 
-def write_proposals(query: Query, q: Any, k: Any, v: Any, omega: Any, centres: Any = None) -> Any:
+def write_proposals(
+    query: Query, q: Any, k: Any, v: Any, omega: Any = None, centres: Any = None
+) -> Any:
     """Average over samples of several proposals (LARA)."""
     xp, x = q.__array_namespace__(), query.options
     q_mean, centres, there = _mean_proposals(query, q, k, centres)
+    omega = centres if omega is None else omega
     every = x["weighting"] == "query-over-queries"  # else a query has no need of others
     own, row = q if every else query.take(q), query.at if every else 0
     about = q_mean, centres, there, x["weighting"], x["beta"]

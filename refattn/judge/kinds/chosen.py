@@ -1,0 +1,211 @@
+r"""Keys that queries chose: attention to them, and whether rounded scores allow the choice.
+
+With a choice a query sees no other key, so that `indices` are one more mask. The choice itself is
+judged if there are vectors whose products rank the keys. A kernel computes a score
+:math:`\hat s_j` with :math:`|\hat s_j - s_j| \le b_j`, whatever the roundings are, and may choose
+the keys C of those that it sees if no other key is surely better,
+
+.. math:: \max_{u \notin C} (s_u - b_u) \le \min_{c \in C} (s_c + b_c) .
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arrays import checks
+from ...arrays.library import Doubles
+from ...arrays.words import name_row
+from ..rounding.formats import widen
+from ..rounding.problems import Index, Problem, take_head
+from ..rounding.profiles import profile_of
+from ..rounding.roundings import Roundings, sum_error
+from ..verification.choice import ProfileChoice, choose_profiles
+from ..verification.findings import Finding, Suspect, Z
+from ..verification.verdict import Verdict
+
+CHOSEN = ("indices", "index_q", "index_k")  # arrays
+_KeyNumbers = npt.NDArray[np.int64]
+_HEADS_KEPT = 4  # whose masks are kept
+
+
+def choose_keys(problem: Problem, given: Mapping[str, Any]) -> Problem:
+    """Let queries see only the keys that they chose, (..., n or blocks of queries, S); -1 is none.
+
+    Each block of queries, as many as there are rows, has as many queries. What else is given are
+    `index_q` and `index_k`, whose products rank the keys.
+    """
+    n, m, _ = problem.shape
+    rule, ranked = "(..., n or blocks, S)", _read_ranked(problem, given)
+    chosen = checks.as_array("indices", given["indices"], rule)
+    chosen = checks.host_integers("indices", chosen, rule, chosen.ndim)
+    if chosen.ndim < 2 or not chosen.shape[-2] or n % chosen.shape[-2]:
+        raise ValueError(
+            f"`indices` must have axes (..., rows, S), where the number of rows divides that of "
+            f"queries, {n}, got shape {chosen.shape}."
+        )
+    lead = chosen.shape[:-2]
+    if len(lead) > len(problem.lead) or any(
+        not size or whole % size
+        for size, whole in zip(lead[::-1], problem.lead[::-1], strict=False)
+    ):
+        raise ValueError(
+            f"`indices` must have leading axes that divide {problem.lead}, got {chosen.shape}."
+        )
+    if np.any((chosen < -1) | (chosen >= m)):
+        raise ValueError(f"`indices` must be keys of 0 to {m - 1}, or -1 for none.")
+
+    @lru_cache(maxsize=_HEADS_KEPT)
+    def read(index: Index) -> Mapping[str, Any]:
+        arrays = problem.read(index)
+        rows = np.repeat(take_head(chosen, index, problem.lead), n // chosen.shape[-2], 0)
+        shown = problem.head(index).visible(slice(0, n), slice(0, m))
+        more = {name: take_head(x, index, problem.lead) for name, x in ranked.items()}
+        more |= {"indices": rows, "shown": np.ones((n, m), bool) if shown is None else shown}
+        return {**arrays, **more, "mask": show_chosen(rows, m) & arrays.get("mask", np.True_)}
+
+    return problem._replace(read=read)
+
+
+def _read_ranked(problem: Problem, given: Mapping[str, Any]) -> dict[str, Doubles]:
+    """Check the vectors whose products rank the keys, if they are given."""
+    names = [x for x in CHOSEN[1:] if given.get(x) is not None]
+    if len(names) == 1:
+        raise ValueError("`index_q` and `index_k` must be given together.")
+    found = {x: widen(x, given[x]) for x in names}
+    for (name, x), size in zip(found.items(), problem.shape, strict=False):
+        if x.ndim < 2 or x.shape[-2] != size or not np.all(np.isfinite(x)):
+            raise ValueError(
+                f"`{name}` must be finite, of shape (..., {size}, size), got shape {x.shape}."
+            )
+    return found
+
+
+def show_chosen(rows: _KeyNumbers, keys: int) -> npt.NDArray[np.bool_]:
+    """Return which of so many keys each row chose."""
+    seen = np.zeros((len(rows), keys + 1), bool)  # the last for none
+    np.put_along_axis(seen, rows, True, -1)
+    return seen[:, :keys]
+
+
+class _ChosenRows(NamedTuple):
+    """What was chosen by the rows of a head."""
+
+    over: Doubles  # how far another key is better, over the bound of both scores
+    pair: _KeyNumbers  # the worst key chosen and the best other key, (rows, 2)
+    scores: Doubles  # of both, (rows, 2)
+    hidden: npt.NDArray[np.bool_]  # whether a row chose a key that it does not see,
+    twice: npt.NDArray[np.bool_]  # one key twice,
+    few: npt.NDArray[np.bool_]  # or fewer keys than it sees, with room for more
+    free: npt.NDArray[np.bool_]  # whether the second best choice would not be noticed
+
+
+def judge_choice(problem: Problem, dtype: str, profile: ProfileChoice, alpha: float) -> Verdict:
+    """Judge whether queries chose the best of the keys that they see.
+
+    Scores are those of the profiles, by default in float32 and then rounded to the storage type.
+    """
+    if profile is None or isinstance(profile, list | tuple):
+        profile = {"float64": ["math64"], "float32": ["math"]}.get(dtype, ["math", "eager"])
+    found: dict[str, list[tuple[Index, _ChosenRows]]] = {}
+    for name, tried in choose_profiles(dtype, dtype, profile).items():
+        roundings = profile_of(tried).roundings(dtype)
+        found[name] = [
+            (index, _judge_head(problem, index, roundings)) for index in np.ndindex(problem.lead)
+        ]
+        if not any(np.any(x.over > 1) for _, x in found[name]):
+            break
+    heads, by = found[name], name
+    faults = list(_list_faults(heads))
+    wrong = tuple(
+        ((*index, int(i)), 0.0)
+        for index, x in heads
+        for i in np.flatnonzero((x.over > 1) | x.hidden | x.twice | x.few)
+    )
+    over = np.concatenate([x.over for _, x in heads] or [np.zeros(0)])
+    free = all(x.free.all() for _, x in heads)
+    p = 0.0 if wrong else 1.0
+    where = name_row(wrong[0][0]) if wrong else ""
+    n, _, _ = problem.shape
+    size = problem.first["indices"].shape[-1] if problem.first else 0
+    largest = float(np.max(over, initial=0.0))
+    return Verdict(
+        "FAIL" if wrong else "UNDERPOWERED" if free else "PASS",
+        None if wrong else by,
+        Z(
+            float(np.sqrt(np.mean(np.square(np.maximum(over, 0.0))))) if over.size else 0.0,
+            largest,
+            (),
+        ),
+        [Finding("bound of scores", p, p, largest, where)],
+        [Suspect("choice", math.nan, math.nan, math.nan, math.nan, x) for x in faults],
+        ["no query had a choice that rounding does not allow"] if free and not wrong else [],
+        dtype,
+        dtype,
+        (*problem.lead, n, size),
+        0.0,
+        {},
+        alpha,
+        {},
+        0.0,
+        by,
+        of="indices",
+        place=f"{len(wrong)} of {over.size} rows" if wrong else "",
+        rows=wrong,
+    )
+
+
+def _judge_head(problem: Problem, index: Index, roundings: Roundings) -> _ChosenRows:
+    """Compare the scores of the keys that the rows of a head chose with those of all others."""
+    arrays = problem.read(index)
+    rows, m = arrays["indices"], problem.shape[1]
+    q, k, seen = (arrays[x] for x in ("index_q", "index_k", "shown"))
+    scores, sizes = q @ k.T, np.abs(q) @ np.abs(k).T
+    bound = sum_error(roundings, q.shape[-1], 0) * sizes
+    if roundings.scores is not None:
+        bound = bound + roundings.scores.spacing(np.abs(scores) + bound) / 2
+    chosen = show_chosen(rows, m)
+    worst = np.where(chosen & seen, scores + bound, math.inf)
+    best = np.where(~chosen & seen, scores - bound, -math.inf)
+    pair = np.stack([np.argmin(worst, -1), np.argmax(best, -1)], -1)
+    of_pair, bounds = (np.take_along_axis(x, pair, -1) for x in (scores, bound))
+    both = np.any(chosen & seen, -1) & np.any(~chosen & seen, -1)
+    least = np.maximum(np.sum(bounds, -1), 1e-300)
+    over = np.where(both, (of_pair[:, 1] - of_pair[:, 0]) / least, -math.inf)
+    count = np.sum(rows >= 0, -1)
+    few = np.sum(chosen & seen, -1) < np.minimum(np.sum(seen, -1), rows.shape[-1])
+    # The second best choice has the best other key in place of the best one chosen.
+    top = np.max(np.where(chosen & seen, scores - bound, -math.inf), -1)
+    free = ~both | (of_pair[:, 1] + bounds[:, 1] >= top)
+    twice = count > np.sum(chosen, -1)
+    return _ChosenRows(over, pair, of_pair, np.any(chosen & ~seen, -1), twice, few, free)
+
+
+def _list_faults(heads: Sequence[tuple[Index, _ChosenRows]]) -> Sequence[str]:
+    """Describe what is wrong with a choice, by its first row."""
+    texts = {
+        "hidden": "a key is chosen that the query does not see",
+        "twice": "a key is chosen twice",
+        "few": "fewer keys are chosen than the query sees, though there is room",
+    }
+    found = []
+    for index, x in heads:
+        at = int(np.argmax(x.over)) if len(x.over) else 0
+        if len(x.over) and x.over[at] > 1:
+            (chosen, other), (low, high) = x.pair[at].tolist(), x.scores[at].tolist()
+            found.append(
+                f"key {other} has a larger score than key {chosen} that was chosen, {high:.6g} and "
+                f"{low:.6g}, {x.over[at]:.3g} times as far apart as rounding allows: "
+                f"{name_row((*index, at))}"
+            )
+            break
+    for name, text in texts.items():
+        rows = [(*index, int(i)) for index, x in heads for i in np.flatnonzero(getattr(x, name))]
+        if rows:
+            found.append(f"{text}: {len(rows)} rows, the first is {name_row(rows[0])}")
+    return found

@@ -1,0 +1,109 @@
+r"""Parts of the keys, each with an output and log normalisers, and what they are merged to.
+
+Part p has the keys from :math:`b_p` to :math:`b_{p+1}`, and is attention to these alone. The merge
+is attention once more, of each query to the parts: scores are their log normalisers :math:`l_p` and
+values their outputs :math:`o_p`,
+
+.. math:: o = \frac{\sum_p e^{l_p} o_p}{\sum_p e^{l_p}} , \qquad l = \log \sum_p e^{l_p} .
+
+A part without keys has the output 0 and the log normaliser :math:`-\infty`, and no weight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...arrays import checks
+from ...arrays.library import Doubles
+from ..rounding.formats import dtype_of, widen
+from ..rounding.problems import Index, Problem
+from ..verification.findings import Numbers, Part
+from ..verification.inputs import narrowest
+from ..verification.verdict import Verdict
+
+PART_ARRAYS = ("part_out", "part_lse", "part_keys")  # arrays
+MERGE = "merge"
+_MERGED_ROWS = 64  # of a head
+
+
+def pose_parts(whole: Part, given: Mapping[str, Any]) -> dict[str, Part]:
+    """List what is judged of parts: each of them by its number, and the merge to the output."""
+    problem, numbers = whole
+    missing = [x for x in PART_ARRAYS if given.get(x) is None]
+    if problem.kind != "scores" or missing:
+        what = (
+            f"{', '.join(PART_ARRAYS)} together" if missing else "parts for softmax attention only"
+        )
+        raise ValueError(f"`{PART_ARRAYS[0]}` must be given with {what}, got {problem.called}.")
+    (n, m, d_v), lead = problem.shape, problem.lead
+    keys = checks.host_integers("part_keys", given["part_keys"], "(parts + 1,)", 1)
+    if keys.size < 2 or keys[0] != 0 or keys[-1] != m or np.any(np.diff(keys) < 0):
+        raise ValueError(
+            f"`part_keys` must rise from 0 to the number of keys, {m}, got {keys.tolist()}."
+        )
+    out, lse = (widen(x, given[x]) for x in PART_ARRAYS[:2])
+    shapes = {"part_out": (keys.size - 1, *lead, n, d_v), "part_lse": (keys.size - 1, *lead, n)}
+    for name, x in {"part_out": out, "part_lse": lse}.items():
+        if x.shape != shapes[name]:
+            raise ValueError(f"`{name}` must have shape {shapes[name]}, got {x.shape}.")
+    dtype, of_lse = (
+        narrowest(x, problem.storage, dtype_of(given[name], name))
+        for name, x in {"part_out": out, "part_lse": lse}.items()
+    )
+    alone, found = problem.without("sinks"), {}
+    for at in range(keys.size - 1):
+        seen = (np.arange(m) >= keys[at]) & (np.arange(m) < keys[at + 1])
+        of_part = Numbers(out[at].__getitem__, dtype, lse[at].__getitem__, of_lse)
+        found[f"part {at}"] = Part(alone.masked(np.broadcast_to(seen, (n, m))), of_part)
+    return found | {MERGE: _pose_merge(problem, numbers, out, lse)}
+
+
+def settle_part(name: str, part: Part, verdict: Verdict) -> Verdict:
+    """Say that nothing else passes for a part without keys, and what the bias of the merge is."""
+    if name == MERGE:
+        texts = [x.text.replace("the bias", "lse of the parts") for x in verdict.suspects]
+        found = zip(verdict.suspects, texts, strict=True)
+        return verdict._replace(suspects=[x._replace(text=y) for x, y in found])
+    masks = (part.problem.read(index)["mask"] for index in np.ndindex(part.problem.lead))
+    if verdict.verdict == "UNDERPOWERED" and not any(map(np.any, masks)):
+        return verdict._replace(verdict="PASS", blind=(), remarks=["the part has no key"])
+    return verdict
+
+
+def _pose_merge(problem: Problem, numbers: Numbers, out: Doubles, lse: Doubles) -> Part:
+    """Pose the merge of some queries of each head: row i sees the parts of its own query alone."""
+    n, _, d_v = problem.shape
+    rows = np.unique(np.linspace(0, n - 1, min(n, _MERGED_ROWS)).astype(int))
+    count, parts = len(rows), len(out)
+    own = np.repeat(np.eye(count, dtype=bool), parts, 1)  # (rows, rows x parts)
+
+    def read(index: Index) -> Mapping[str, Any]:
+        at: Any = (slice(None), *index)
+        values, scores = (np.moveaxis(x[at][:, rows], 0, 1) for x in (out, lse))
+        # Queries that differ are rows apart; their products with keys of 0 are 0.
+        found = {"q": 1.0 + np.arange(count)[:, None], "k": np.zeros((count * parts, 1))}
+        found |= {"v": np.nan_to_num(values.reshape(-1, d_v)), "mask": own}
+        found["bias"] = np.where(own, scores.reshape(1, -1), -math.inf)
+        sinks = {"sinks": problem.read(index)["sinks"]} if problem.has_sinks else {}
+        return found | sinks
+
+    merge = Problem(
+        problem.lead,
+        (count, count * parts, d_v),
+        read,
+        1.0,
+        False,
+        (None, None),
+        None,
+        has_sinks=problem.has_sinks,
+        storage=problem.storage,
+    )
+    some = f"{count} of {n} queries of each head are tested" if count < n else ""
+    of_rows = numbers._replace(out=lambda index: numbers.out(index)[rows], remark=some)
+    if (of_lse := numbers.lse) is not None:
+        of_rows = of_rows._replace(lse=lambda index: of_lse(index)[rows])
+    return Part(merge, of_rows)

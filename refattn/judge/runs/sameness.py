@@ -1,0 +1,155 @@
+"""`Same`, the result of `same`: its record and its words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arrays.shown import held
+from ...arrays.words import name_element, place, to_json
+from ..rounding.problems import Problem
+from ..verification.findings import as_cause, describe_span
+from ..verification.verdict import Verdict
+
+_HEADS_NAMED = 4
+
+
+class Between(NamedTuple):
+    """The element where two outputs are farthest apart, beside what they may be.
+
+    Attributes
+    ----------
+    where : tuple of int
+        Index of the element in A.
+    a, b : float
+        The two numbers.
+    allowed : float
+        Largest difference allowed, given the number of tests and elements.
+    """
+
+    where: tuple[int, ...]
+    a: float
+    b: float
+    allowed: float
+
+
+@held("verdict", "equal", "compared", "differing", "alpha")
+class Same(NamedTuple):
+    """The verdict on two outputs for one input: are they two runs of one right kernel?
+
+    Attributes
+    ----------
+    verdict : str
+        ``"PASS"`` if no bit differs, or if both outputs pass `verify` and no difference is larger
+        than roundings explain; ``"FAIL"`` if one does not pass, or a difference is larger; or
+        ``"UNDERPOWERED"`` if a wrong output would also pass. If `bitwise`, ``"FAIL"`` if any bit of
+        a row differs that has equal inputs.
+    equal : bool
+        Whether all rows with equal inputs are bitwise equal.
+    rows : tuple of (tuple of int, float)
+        Rows of A that are larger apart than two right kernels can be, at level `alpha` by Holm's
+        correction, with their p-values, the smallest first.
+    compared, differing : int
+        Number of rows with equal inputs, and how many of them differ.
+    places : str
+        The places of the rows that differ, in words.
+    added : str
+        The places of rows that only one of the outputs has, in words.
+    wrong : str
+        Which output fails by itself: "A", "B", "A and B", or an empty string.
+    between : Between or None
+        The element that is farthest apart.
+    p_value : float
+        Largest probability that two right kernels are so far apart.
+    a, b : Verdict or None
+        Verdicts on each; None if all rows are bitwise equal.
+    bitwise : bool
+        Whether no bit may differ.
+    alpha : float
+        Largest probability that two outputs of one right kernel fail.
+    """
+
+    verdict: str
+    equal: bool
+    rows: tuple[tuple[tuple[int, ...], float], ...]
+    compared: int
+    differing: int
+    places: str
+    added: str
+    wrong: str = ""
+    between: Between | None = None
+    p_value: float = 1.0
+    a: Verdict | None = None
+    b: Verdict | None = None
+    bitwise: bool = False
+    alpha: float = 1e-6
+
+    def to_json(self) -> str:
+        """Write the verdict as JSON."""
+        return to_json(self, indent=1)
+
+    def __str__(self) -> str:
+        """Put the verdict into words."""
+        return "\n".join(self._list_lines())
+
+    def _list_lines(self) -> Iterator[str]:
+        if self.equal:
+            yield f"PASS: bitwise equal in all {self.compared} rows with equal inputs"
+            yield from [f"  not compared: {self.added}"] * bool(self.added)
+            yield "  next: `refattn verify` says whether they are right"
+            return
+        alone = {x: y for x, y in (("A", self.a), ("B", self.b)) if y is not None}
+        yield f"{self.verdict}: {self._say_verdict()}"
+        change = f" when {self.added} are added" if self.added else ""
+        where = f": {self.places}" if self.differing < self.compared else ""
+        yield f"  differ: {self.differing} of {self.compared} rows with equal inputs{change}{where}"
+        if self.rows:
+            yield f"  more than roundings explain: {len(self.rows)} of these rows"
+        if self.between is not None:
+            at, a, b, allowed = self.between
+            yield (
+                f"  worst: {name_element(at)} is {a:.6g} in A and {b:.6g} in B, "
+                f"allowed ± {allowed:.3g}"
+            )
+        for name, x in alone.items():
+            cause = f": {as_cause(x.suspects[0].text)}" if x.suspects else ""
+            fits = f" (profile {x.profile})" if x.profile else ""
+            place_of = f", {x.place}" if x.place else ""
+            yield f"  {name} alone: {x.verdict}{fits}{cause}{place_of}"
+
+    def _say_verdict(self) -> str:
+        if self.wrong:
+            return f"no correct kernel gives {self.wrong}"
+        if self.rows or self.p_value <= self.alpha:
+            return "each passes alone, but no two runs of one correct kernel are so far apart"
+        if self.bitwise:
+            return "roundings explain all differences, but --bitwise allows none"
+        if self.verdict == "UNDERPOWERED":
+            return "roundings explain all differences, but a wrong output would also pass"
+        return "two runs of one correct kernel may differ so"
+
+
+def name_rows(problem: Problem, rows: npt.NDArray[Any]) -> str:
+    """Name rows of a result by (head, row), with whole heads together."""
+    heads = {x: rows[rows[:, 0] == x, 1] for x in np.unique(rows[:, 0]).tolist()}
+    whole = [x for x, found in heads.items() if len(found) == problem.shape[0] and problem.lead]
+    words = []
+    if whole:
+        first, last = (place(problem.index_of(x)) for x in (whole[0], whole[-1]))
+        together = len(whole) == whole[-1] - whole[0] + 1
+        many = f"heads {first} to {last}" if together else f"{len(whole)} whole heads from {first}"
+        words.append(many if len(whole) > 1 else f"head {first}")
+    apart = [x for x in heads if x not in whole]
+    for x in apart[:_HEADS_NAMED]:
+        of_head = f"head {place(problem.index_of(x))}, " if problem.lead else ""
+        many = "s" * (len(heads[x]) > 1)
+        words.append(f"{of_head}row{many} {describe_span(heads[x])}")
+    left = len(apart) - _HEADS_NAMED
+    return "; ".join(words) + (f"; and {left} more heads" if left > 0 else "")
+
+
+for _type in (Same, Between):
+    _type.__module__ = "refattn.judge.runs"  # where users find them, and so do pickles

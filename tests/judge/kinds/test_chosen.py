@@ -1,0 +1,135 @@
+"""Chosen keys: kernels that gather keys by their indices, and the choice of these."""
+
+import numpy as np
+import pytest
+
+import refattn
+from refattn.judge.kinds.chosen import choose_keys
+from refattn.judge.rounding.problems import pose_arrays
+from tests.cli import running
+from tests.cli.running import loads
+from tests.judge.rounding.rounded import FORMATS
+
+bf16 = FORMATS["bfloat16"].round
+f32 = np.float32
+N, S = 64, 12
+CAUSAL = np.tril(np.ones((N, N), bool))
+
+
+def inputs():
+    return [bf16(x[0, :2, :N]) for x in refattn.load_sample()]
+
+
+def top_k(scores):
+    """The best keys that each query sees, and -1 where it sees fewer."""
+    scores = np.where(CAUSAL, scores, -np.inf)
+    best = np.argsort(-scores, -1, kind="stable")[..., :S]
+    return np.where(np.take_along_axis(scores, best, -1) > -np.inf, best, -1)
+
+
+def gather(q, k, v, indices, *, pad="skip", row=0):
+    """Attend one query after the other to the keys that it gathers, in float32.
+
+    A pad of -1 may be skipped, or NumPy's last key; `row` queries on stands what is gathered.
+    """
+    out = np.zeros_like(v)
+    for h, i in np.ndindex(q.shape[:2]):
+        keys = indices[h, (i + row) % N]
+        keys = keys[keys >= 0] if pad == "skip" else keys
+        s = (k[h, keys].astype(f32) @ q[h, i].astype(f32)) * f32(q.shape[-1] ** -0.5)
+        p = np.exp(s - s.max())
+        out[h, i] = bf16(p) @ v[h, keys] / p.sum()
+    return bf16(out)
+
+
+def judged(out, indices, **more):
+    q, k, v = inputs()
+    given = {"q": q, "k": k, "v": v, "out": out, "indices": indices, "dtype": "bfloat16"}
+    return refattn.verify(**given | {"causal": True} | more)
+
+
+@pytest.fixture(scope="module")
+def best():
+    q, k, _ = inputs()
+    return top_k(q @ k.swapaxes(-1, -2))
+
+
+def test_a_right_kernel_and_its_choice_pass(best):
+    q, k, v = inputs()
+    found = judged(gather(q, k, v, best), best, index_q=q, index_k=k)
+    assert {x: y.verdict for x, y in found.parts.items()} == {"out": "PASS", "indices": "PASS"}
+    assert found.parts["out"].profile.startswith("flash")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause"),
+    [
+        ({"pad": "last"}, "-1 in the indices is read as the last key"),
+        ({"row": -1}, "each query has the keys that the query before it chose"),
+    ],
+)
+def test_wrong_kernels_are_named(best, wrong, cause):
+    q, k, v = inputs()
+    found = judged(gather(q, k, v, best, **wrong), best)
+    assert found.verdict == "FAIL"
+    assert cause in found.suspects[0].text
+
+
+def test_ties_within_rounding_are_no_fault():
+    """Keys are ranked by scores in bfloat16: profile `eager` allows that, and `math` does not."""
+    q, k, v = inputs()
+    index_k = bf16(4 + np.random.default_rng(0).random(k.shape))
+    ranked = top_k(bf16(np.ones_like(q) @ index_k.swapaxes(-1, -2)))
+    out = gather(q, k, v, ranked)
+    more = {"index_q": np.ones_like(q), "index_k": index_k, "explain": False}
+    assert judged(out, ranked, **more).parts["indices"].profile == "eager"
+    strict = judged(out, ranked, profile="flash", **more)
+    assert {x: y.verdict for x, y in strict.parts.items()} == {"out": "PASS", "indices": "FAIL"}
+
+
+def change(indices, to):
+    indices = indices.copy()
+    indices[1, 40, 2] = to
+    return indices
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda x, worst: change(x, worst), "has a larger score than key"),
+        (lambda x, _: change(x, x[1, 40, 1]), "a key is chosen twice: 1 rows"),
+        (lambda x, _: change(x, 63), "that the query does not see: 1 rows"),
+        (lambda x, _: change(x, -1), "though there is room: 1 rows"),
+    ],
+)
+def test_a_wrong_choice(best, spoil, words):
+    q, k, v = inputs()
+    worst = int(np.argmin((q @ k.swapaxes(-1, -2))[1, 40, :41]))
+    spoiled = spoil(best, worst)
+    found = judged(gather(q, k, v, best), spoiled, index_q=q, index_k=k, explain=False)
+    part = found.parts["indices"]
+    assert part.verdict == "FAIL"
+    assert any(words in x.text for x in part.suspects), part.suspects
+    assert [x for x, _ in part.rows] == [(1, 40)]
+
+
+def test_a_choice_of_all_keys_is_none():
+    q, k, v = inputs()
+    every = np.where(CAUSAL, np.arange(N), -1)[None]  # one for both heads
+    found = judged(gather(q, k, v, np.repeat(every, 2, 0)), every, index_q=q, index_k=k)
+    assert found.parts["indices"].verdict == "UNDERPOWERED"
+    assert found.verdict == "UNDERPOWERED"
+
+
+def test_blocks_of_queries_choose_together_in_a_file(best, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    q, k, v = inputs()
+    blocks = np.sort(best[:, 15::16])  # of 16 queries, by the last of each
+    out = gather(q, k, v, np.repeat(blocks, 16, -2))
+    np.savez("moba.npz", q=q, k=k, v=v, out=out, indices=blocks)
+    result = running.run("verify", "moba.npz", "--dtype", "bfloat16", "--format", "json")
+    assert (result.exit_code, loads(result.stdout)["verdict"]) == (0, "PASS")
+    posed = choose_keys(pose_arrays(q, k, v), {"indices": blocks})
+    assert np.array_equal(
+        np.sum(posed.read((0,))["mask"], -1), np.sum(blocks[0] >= 0, -1).repeat(16)
+    )

@@ -1,0 +1,104 @@
+"""Parts of the keys and their merge: flash decoding over chunks, of which one may be empty."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import refattn
+from tests.cli import running
+from tests.cli.running import loads
+from tests.judge.rounding.rounded import FORMATS
+
+bf16 = FORMATS["bfloat16"].round
+f32 = np.float32
+KEYS = np.array([0, 24, 24, 50, 64])  # part 1 is empty
+
+
+def inputs():
+    return [bf16(x[0, :1, :64]) for x in refattn.load_sample()]
+
+
+def decode_chunk(q, k, v):
+    """Softmax of one chunk in float32, its output and log of the normaliser."""
+    if not k.shape[-2]:
+        return np.zeros((*q.shape[:-1], v.shape[-1]), f32), np.full(q.shape[:-1], -np.inf, f32)
+    s = (q.astype(f32) @ k.astype(f32).swapaxes(-1, -2)) * f32(q.shape[-1] ** -0.5)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    total = p.sum(-1, keepdims=True)
+    return bf16(p).astype(f32) @ v.astype(f32) / total, (s.max(-1) + np.log(total)[..., 0])
+
+
+def chunks(skip=None):
+    """Outputs and log normalisers of chunks; one may be that of the keys of the chunk before."""
+    q, k, v = inputs()
+    spans = [slice(*x) for x in pairwise(KEYS)]
+    if skip is not None:
+        spans[skip] = spans[0]
+    found = [decode_chunk(q, k[:, x], v[:, x]) for x in spans]
+    return np.stack([x for x, _ in found]), np.stack([x for _, x in found])
+
+
+def combine(out, lse, base=1.0):
+    """Weigh chunks by their log normalisers, as the second kernel of flash decoding does."""
+    weight = np.exp(f32(base) * (lse - lse.max(0)))
+    return bf16((weight[..., None] * out).sum(0) / weight.sum(0)[..., None])
+
+
+def judged(out, part_out, part_lse, **more):
+    q, k, v = inputs()
+    given = {"q": q, "k": k, "v": v, "out": out, "dtype": "bfloat16", "part_keys": KEYS}
+    found = refattn.verify(**given, part_out=part_out, part_lse=part_lse, **more)
+    return found, {x: y.verdict for x, y in found.parts.items()}
+
+
+NAMES = ("out", "part 0", "part 1", "part 2", "part 3", "merge")
+
+
+def test_right_parts_and_their_merge_pass():
+    part_out, part_lse = chunks()
+    found, words = judged(combine(part_out, part_lse), part_out, part_lse)
+    assert words == dict.fromkeys(NAMES, "PASS"), str(found)
+    assert found.parts["part 1"].remarks == ["the part has no key"]
+
+
+@pytest.mark.parametrize(
+    ("merge", "cause"),
+    [
+        (lambda out, lse: bf16(out.mean(0)), "lse of the parts is ignored"),
+        (lambda out, lse: combine(out, lse, np.log(2)), "lse of the parts is multiplied by 0.693"),
+    ],
+)
+def test_wrong_merges_are_named(merge, cause):
+    part_out, part_lse = chunks()
+    found, words = judged(merge(part_out, part_lse), part_out, part_lse)
+    wrong = {x for x, y in words.items() if y == "FAIL"}
+    assert wrong == {"out", "merge"}
+    assert cause in found.parts["merge"].suspects[0].text
+
+
+def test_a_wrong_part_under_a_right_merge():
+    part_out, part_lse = chunks(skip=2)
+    _, words = judged(combine(part_out, part_lse), part_out, part_lse, explain=False)
+    assert {x for x, y in words.items() if y == "FAIL"} == {"out", "part 2"}
+
+
+def test_an_empty_part_with_a_weight():
+    """Its log normaliser is 0, so that it counts like a key of score 0."""
+    part_out, part_lse = chunks()
+    part_lse[1] = 0
+    _, words = judged(combine(part_out, part_lse), part_out, part_lse, explain=False)
+    assert words["part 1"] == "FAIL"
+    assert words["merge"] == "PASS"
+
+
+def test_parts_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    q, k, v = (x.astype(f32) for x in inputs())
+    part_out, part_lse = chunks()
+    arrays = {"q": q, "k": k, "v": v, "out": combine(part_out, part_lse).astype(f32)}
+    np.savez("parts.npz", **arrays, part_out=part_out, part_lse=part_lse, part_keys=KEYS)
+    line = ("verify", "parts.npz", "--dtype", "bfloat16", "--no-cause", "--format", "json")
+    result = running.run(*line)
+    assert result.exit_code == 0, result.output
+    assert [*loads(result.stdout)["parts"]] == [*NAMES]
