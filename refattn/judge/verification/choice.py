@@ -131,7 +131,7 @@ def profiles_of_kind(kind: str, dtype: str, kept: str, wide: bool) -> ProfileCho
     return None
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """The storage type, the profiles that are tried, the level, and whether all rows are."""
 
     dtype: str
@@ -142,7 +142,7 @@ class Asked(NamedTuple):
     explain: bool = True  # whether to search for causes
     strict: bool = False  # whether to demand sums in float32
 
-    def of_gradients(self, parts: Mapping[str, Part]) -> Asked:
+    def of_gradients(self, parts: Mapping[str, Part]) -> Request:
         """Name the profiles to try for gradients."""
         wide = any(not is_narrow(x.numbers.out_dtype) for x in parts.values())
         names = backward_profiles(self.dtype, wide) if self.profile is None else self.profile

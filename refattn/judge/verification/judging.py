@@ -69,7 +69,7 @@ from .blind import (
     sum_narrowly,
 )
 from .choice import (
-    Asked,
+    Request,
     choose_for,
     has_wide_sums,
     is_narrow,
@@ -107,7 +107,7 @@ _TESTS = 64  # more than a trial has: what is sure beside so many needs no other
 class _Case:
     """A part that is judged, and what was found of it by profile."""
 
-    def __init__(self, part: Part, asked: Asked) -> None:
+    def __init__(self, part: Part, asked: Request) -> None:
         self.numbers, self.dtype, self.alpha = part.numbers, asked.dtype, asked.alpha
         self.strict, of = asked.strict, part.numbers.out_dtype
         chosen = choose_for(part.problem, of, asked.dtype, asked.profile, asked.strict)
@@ -378,10 +378,10 @@ class _Case:
 @np.errstate(all="ignore")  # small weights underflow, and wrong numbers are of any size
 def judge(problem: Problem, numbers: Numbers, *asked: Any, **named: Any) -> Verdict:
     """Judge whether a correct kernel can have produced these numbers for a problem."""
-    return _judge_one(Part(problem, numbers), Asked(*asked, **named))
+    return _judge_one(Part(problem, numbers), Request(*asked, **named))
 
 
-def _judge_one(part: Part, asked: Asked, backward: str | None = None) -> Verdict:
+def _judge_one(part: Part, asked: Request, backward: str | None = None) -> Verdict:
     """Judge an output by the likeliest profile, of those that the gradients' may have beside it."""
     case = _Case(part, asked)
     case.compare([*case.profiles])  # which sorts them, the likeliest first
@@ -410,7 +410,7 @@ def _judge_one(part: Part, asked: Asked, backward: str | None = None) -> Verdict
 @np.errstate(all="ignore")  # small weights underflow, and wrong numbers are of any size
 def judge_all(parts: Mapping[str, Part], *of: Any, **named: Any) -> Verdict:
     """Judge an output, gradients or both: together they fail with probability alpha at most."""
-    asked = Asked(*of, **named)
+    asked = Request(*of, **named)
     found = _judge_parts(parts, asked._replace(explain=asked.explain and not asked.strict))
     if asked.strict and found.verdict == "FAIL":
         other = _judge_parts(parts, asked._replace(strict=False))
@@ -423,7 +423,7 @@ def judge_all(parts: Mapping[str, Part], *of: Any, **named: Any) -> Verdict:
         raise Interrupted(found.cut_short([])) from None
 
 
-def _accepts_narrow_sums(name: str, parts: Mapping[str, Part], asked: Asked, by: Verdict) -> bool:
+def _accepts_narrow_sums(name: str, parts: Mapping[str, Part], asked: Request, by: Verdict) -> bool:
     """Tell whether sums in the storage type would pass, too."""
     part = parts[name]
     if part.problem.kind != "scores":
@@ -442,9 +442,9 @@ def _accepts_narrow_sums(name: str, parts: Mapping[str, Part], asked: Asked, by:
     return True
 
 
-def _judge_parts(parts: Mapping[str, Part], whole: Asked) -> Verdict:
+def _judge_parts(parts: Mapping[str, Part], whole: Request) -> Verdict:
     """Judge each part, and join the verdicts; those that are known if it is interrupted."""
-    verdicts = dict[str, Verdict]()
+    verdicts, of = dict[str, Verdict](), (whole.alpha, len(parts))
     try:
         _judge_each(parts, whole, verdicts)
     except KeyboardInterrupt as stop:
@@ -453,11 +453,11 @@ def _judge_parts(parts: Mapping[str, Part], whole: Asked) -> Verdict:
             verdicts[left.pop(0)] = stop.found
         if not verdicts:
             raise
-        raise Interrupted(join_verdicts(verdicts, whole.alpha).cut_short(left)) from None
-    return join_verdicts(verdicts, whole.alpha)
+        raise Interrupted(join_verdicts(verdicts, *of).cut_short(left)) from None
+    return join_verdicts(verdicts, *of)
 
 
-def _judge_each(parts: Mapping[str, Part], whole: Asked, verdicts: dict[str, Verdict]) -> None:
+def _judge_each(parts: Mapping[str, Part], whole: Request, verdicts: dict[str, Verdict]) -> None:
     """Judge each part, and let them be of one kernel."""
     # Bonferroni: a correct kernel may fail in any part.
     forward_asked = whole._replace(alpha=whole.alpha / len(parts))
@@ -487,7 +487,7 @@ def _judge_each(parts: Mapping[str, Part], whole: Asked, verdicts: dict[str, Ver
 def _as_one_kernel(
     parts: Mapping[str, Part],
     found: tuple[Verdict, dict[str, Verdict]],
-    asked: tuple[Asked, Asked],
+    asked: tuple[Request, Request],
 ) -> tuple[Verdict, dict[str, Verdict]]:
     """Judge again by profiles that may be of one kernel, if those of a forward and a backward pass.
 
@@ -513,7 +513,7 @@ def _as_one_kernel(
 
 
 def _judge_gradients(
-    parts: Mapping[str, Part], asked: Asked, forward: str | None = None
+    parts: Mapping[str, Part], asked: Request, forward: str | None = None
 ) -> dict[str, Verdict]:
     """Judge the gradients of one backward pass by one profile: the likeliest that explains all.
 
@@ -594,6 +594,6 @@ def _share_evidence(cases: Sequence[_Case], names: Sequence[str]) -> None:
 def _suspect_float32(problem: Problem, numbers: Numbers, dtype: str, alpha: float) -> Iterator[str]:
     """Say if float64 numbers are those of sums or exponentials in float32."""
     if dtype == "float64" and problem.gradient is None:
-        case = _Case(Part(problem, numbers), Asked(dtype, "math", alpha, False))
+        case = _Case(Part(problem, numbers), Request(dtype, "math", alpha, False))
         if case.trial("math").known and not case.rejects("math"):
             yield "profile math accepts these numbers: some step of the kernel may be in float32"

@@ -256,9 +256,9 @@ class Verdict(NamedTuple):
         return "\n".join(lines)
 
 
-def join_verdicts(verdicts: dict[str, Verdict], alpha: float) -> Verdict:
-    """Make one verdict of those on all parts."""
-    if [*verdicts] == ["out"] and verdicts["out"].alpha == alpha:
+def join_verdicts(verdicts: dict[str, Verdict], alpha: float, parts: int) -> Verdict:
+    """Make one verdict of those on so many parts, or on some of them."""
+    if [*verdicts] == ["out"] and parts == 1:
         return verdicts["out"]
     verdicts = {x: y._replace(of=x) for x, y in verdicts.items()}
     first = min(verdicts.values(), key=lambda x: ("FAIL", "UNDERPOWERED", "PASS").index(x.verdict))

@@ -91,7 +91,6 @@ class CheckRun:
     since: float | None = None  # when the call that runs now began
     beyond: str = ""  # why it ended, if that was a problem beyond what the candidate takes
     refused: str = ""  # why no call can be right, if the first call ended so
-    cause: str = ""  # what would explain all wrong numbers of a large call, if that is known
     crashed: bool = False  # whether the end of the candidate's process ended it
     untried: list[str] = field(default_factory=list)  # what the check left out, and why
     over: bool = False  # time has run out, and nobody waits for the rest

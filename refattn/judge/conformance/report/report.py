@@ -183,7 +183,8 @@ class Report:
         The declared limits of the candidate, each with what was not tested because of it.
     diagnosis : list of str
         Conventions under which a candidate that fails would be right, such as "matches spec
-        torch-sdpa except that causal is bottom-right".
+        torch-sdpa except that causal is bottom-right", or the cause that `verify` finds in another
+        call, such as "cause: a query does not see its last key".
     advice : str
         If some checks lack power, the one thing to do about it.
 

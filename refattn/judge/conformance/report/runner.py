@@ -27,6 +27,7 @@ from ..candidate.tags import CHOICES, LISTING, write_tag
 from ..checks.trials import CHECKS, Check, CheckRun, attends
 from ..truth.allowed import largest_exponent
 from .advice import advise
+from .causes import Asked, ask_again, name_cause
 from .interrupts import interrupt
 from .neighbours import diagnose
 from .refusals import describe_call, name_keyword
@@ -210,18 +211,17 @@ def check(
         wrong = not stopped and any(r.status == FAIL for r in results)
         _correct(results, trials, alpha)
         failed = [r.check for r in results if r.status == FAIL]
-        left = 0.0 if stopped else end - time.monotonic()
-        diagnosis, weighing = list[str](), list[Any]()
-        if any(chosen[name].layer == "identity" for name in failed):
-            formulas = [r for r in results if r.status == FAIL and r.severity == "formula"]
+        diagnosis, weighing, asked = list[str](), list[Any](), list[Asked]()
+        if wrong and any(chosen[name].layer == "identity" for name in failed):
+            within = partial(_within, candidate, seed, end)
             # Wrong at extreme inputs only is no other convention.
-            find = partial(diagnose, failed=[chosen[r.check] for r in formulas])
-            diagnosis = _within(candidate, seed, left, find) if wrong else []
-            # What `verify` found in the errors, where no convention explains them.
-            diagnosis = diagnosis or [f"cause: {t.cause}" for t in trials if t.cause]
-            weighing = _within(candidate, seed, left, weighing_keys_alike) if wrong else []
-        if failed and not diagnosis:
-            diagnosis = _other_draws(candidate, failed, seed, alpha, left)
+            formulas = {r.check for r in results if r.status == FAIL and r.severity == "formula"}
+            diagnosis = within(partial(diagnose, failed=[chosen[x] for x in formulas]))
+            asked = within(partial(ask_again, failed=[t for t in trials if t.name in formulas]))
+            diagnosis = diagnosis or within(partial(name_cause, asked=asked))
+            weighing = within(weighing_keys_alike)
+        if failed and not (diagnosis or stopped):
+            diagnosis = _other_draws(candidate, failed, seed, alpha, end)
     again = {"rng": seed, "level": level, "alpha": alpha}
     again |= {} if time_limit is None else {"time_limit": limit}
     again |= {"isolate": True} if isolate or any(t.crashed for t in trials) else {}
@@ -238,7 +238,7 @@ def check(
             result.status, result.reason = STALE, expected[result.check]
         if result.status not in (FAIL, EXPECTED):
             result.severity = ""
-    suspect(results, trials, weighing)
+    suspect(results, trials, weighing, asked, bool(diagnosis))
     return Report(
         adapter.name or "",
         adapter.estimator,
@@ -258,18 +258,18 @@ def check(
     )
 
 
-def _within(candidate: Adapter, seed: int, left: float, find: Callable[..., Any]) -> list[Any]:
+def _within(candidate: Adapter, seed: int, end: float, find: Callable[..., Any]) -> list[Any]:
     """Return what a diagnosis finds that calls the candidate, as far as time allows."""
     found: list[Any] = []
     trial = CheckRun(candidate, "diagnosis", seed)
     item = Check("", "", "identity", frozenset(), attends, lambda t: found.extend(find(t)))
-    limit = min(max(left, 0.0), _TO_DIAGNOSE)
+    limit = min(max(end - time.monotonic(), 0.0), _TO_DIAGNOSE)
     _run_check(item, trial, limit, limit)
     return list(found)
 
 
 def _other_draws(
-    candidate: Adapter, failed: list[str], seed: int, alpha: float, left: float
+    candidate: Adapter, failed: list[str], seed: int, alpha: float, end: float
 ) -> list[str]:
     """Name the couplings, or else the features, under which the checks that fail would pass.
 
@@ -281,7 +281,7 @@ def _other_draws(
     tag, more = "coupling", {"frequency_pairs"}
     if not set(failed) <= _OF_COUPLINGS:
         tag, more = "features", {"one_function", "frequency_law"}
-    names, end = [], time.monotonic() + min(left, _TO_DIAGNOSE)
+    names, end = [], min(end, time.monotonic() + _TO_DIAGNOSE)
     for value in (x for x in CHOICES[tag] if x != candidate[tag]):
         # The same function, declared otherwise.
         other = replace(candidate, tags={**(candidate.tags or {}), tag: value})

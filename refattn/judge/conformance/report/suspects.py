@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from ..candidate.tags import CAPABILITIES
 from ..checks.recovery import FAR_OFF, frequency_moments
 from ..checks.trials import CHECKS, Call, CheckRun
 from ..truth.allowed import pulled, reference
+from .causes import Asked, way_of
 from .report import EXPECTED, FAIL, Result
 
 _Suspect = tuple[Any, str]  # a defect, and in which way it is like the candidate
@@ -24,11 +25,22 @@ _ENOUGH_LAWS = 3  # the same of laws, where the frequencies drawn are wrong and 
 _DRAWS_OF_A_DEFECT = 200  # at which frequencies of a defect are drawn
 _LONG, _LEAST_WEIGHT = 30.0, 1e-9  # length of a key, and the weight that counts as none
 _BENT = "the same weights of long keys"
+_SAME_NUMBERS, _NEAR_NUMBERS = "the same numbers", "nearly the same numbers"
 _NEARLY = 0.05  # of the error that is found, for numbers to be nearly those of a defect
 
 
-def suspect(results: list[Result], trials: list[CheckRun], others: list[_Suspect]) -> None:
-    """Name, for each failure, known bugs with the same numbers or failed checks, or else others."""
+def suspect(
+    results: list[Result],
+    trials: list[CheckRun],
+    others: list[_Suspect],
+    asked: Sequence[Asked] = (),
+    told: bool = False,
+) -> None:
+    """Name, for each failure, known bugs with the same numbers or failed checks, or else others.
+
+    Numbers are the same if they are so in the calls that were `asked` about as well. Bugs with
+    nearly the same numbers are named if nothing else is, and no cause was `told`.
+    """
     failed = {r.check for r in results if r.status in (FAIL, EXPECTED)}
     if not failed:
         return
@@ -37,22 +49,26 @@ def suspect(results: list[Result], trials: list[CheckRun], others: list[_Suspect
     drawn = _same_laws(adapter, failed & laws, laws)
     for trial in (t for t in trials if drawn and t.omega is not None):
         drawn = [x for x in drawn if _same_moments(x[0], trial)]
+    numbers = {t.name: _same_numbers(t, asked) for t in trials if t.name in failed - laws}
+    sure = told or any(words == _SAME_NUMBERS for x in numbers.values() for _, words in x or ())
     for result, trial in zip(results, trials, strict=True):
         found: list[_Suspect] = []
         if result.check in failed and result.check in laws:
             bent = [x for x in others if x[1] == _BENT]  # which look like other frequencies
             found = bent or drawn or others
         elif result.check in failed:
-            near = _same_numbers(trial)
-            result.compared, found = near is not None, (near or [])[:_MOST_SUSPECTS]
+            near = numbers[trial.name]
+            # Where a cause is known, what is nearly like it is another.
+            same = [x for x in near or () if x[1] == _SAME_NUMBERS or not sure]
+            result.compared, found = near is not None, same[:_MOST_SUSPECTS]
         if result.check in failed and not (found or result.compared):
             found = others
         result.suspects = [f"{x.name} ({words}): {x.effect}" for x, words in found]
         result.changes = [x.fn.shown() for x, _ in found]
 
 
-def _same_numbers(trial: CheckRun) -> list[_Suspect] | None:
-    """List defects that give nearly the candidate's numbers, the nearest first.
+def _same_numbers(trial: CheckRun, asked: Sequence[Asked]) -> list[_Suspect] | None:
+    """List defects that give the candidate's numbers, or else nearly these, the nearest first.
 
     None if they cannot be called as the candidate was when it failed.
     """
@@ -63,9 +79,10 @@ def _same_numbers(trial: CheckRun) -> list[_Suspect] | None:
         return None
     if adapter["scale"] is not None or "seed" in case.options:
         return None
-    asked = {"lse" if name == "return_lse" else name for name in case.options}
-    needed = ({*CAPABILITIES} & asked) - {adapter.record.size}  # the window of EVA is its size
+    given = {"lse" if name == "return_lse" else name for name in case.options}
+    needed = ({*CAPABILITIES} & given) - {adapter.record.size}  # the window of EVA is its size
     gradient = "d_out" in case.options
+    like = [x for x in asked if way_of(x.case) == way_of(case)]
     near = []
     for mutant in MUTANTS:
         if ESTIMATORS[mutant.estimator] is not adapter.record:
@@ -75,7 +92,8 @@ def _same_numbers(trial: CheckRun) -> list[_Suspect] | None:
             continue
         mutant.fn.space()  # an edit that cannot be made is no failure of the defect
         try:
-            got = Adapter(mutant.fn, mutant.estimator)(*case.arrays, **case.options)
+            bug = Adapter(mutant.fn, mutant.estimator)
+            got = bug(*case.arrays, **case.options)
         except Exception:  # a defect may be that it fails
             continue
         got = got[trial.part] if isinstance(got, tuple) else got
@@ -85,11 +103,14 @@ def _same_numbers(trial: CheckRun) -> list[_Suspect] | None:
         apart = float(np.max(np.abs(got - numbers), initial=0.0))
         if apart < _NEARLY * error:  # nearer to what came than the right numbers are
             same = apart <= 4 * case.allowed
-            words = "the same numbers" if same else "nearly the same numbers"
-            near.append((apart, mutant.name, (mutant, words)))
+            if same and not all(x.is_given_by(bug) for x in like):
+                continue  # small problems make mistakes alike
+            # Those met in public code are the first of the same numbers.
+            order = (not mutant.seen, 0.0) if same else (True, apart)
+            near.append((*order, mutant.name, (mutant, _SAME_NUMBERS if same else _NEAR_NUMBERS)))
     if near and _is_right(trial):
         return None
-    return [found for *_, found in sorted(near, key=lambda x: x[:2])]
+    return [found for *_, found in sorted(near, key=lambda x: x[:3])]
 
 
 def _is_right(trial: CheckRun) -> bool:

@@ -89,6 +89,7 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
             "is multiplied by ln(2) (log2(e) is left out)": lambda _, x: x / _LOG2E,
             "counts twice": lambda _, x: x + math.log(2),
             "is read from the next head": lambda index, _: _sink_of_next(problem, index),
+            "is 0: 1 is added to the sum of e^score": lambda _, x: 0 * x,
         }
         for words, change in sinks.items():
             yield Alternative(f"the sink {words}", problem.replaced("sinks", change))

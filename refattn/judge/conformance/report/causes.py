@@ -1,0 +1,151 @@
+"""Ask the search of `verify` what a candidate computes in place of what it should.
+
+The calls that fail are small, and many mistakes give the same numbers there. So the candidate is
+called once more in each way in which it failed, with more numbers: what explains all of these, to
+rounding, is the cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ....arrays.library import Floats
+from ...verification.door import verify
+from ...verification.findings import as_cause
+from ..candidate.adapter import Adapter
+from ..candidate.failures import Beyond, Failure
+from ..candidate.limits import Arrays, Keywords
+from ..checks.trials import Call, CheckRun, attends
+from ..truth.allowed import of_function, pulled, reference
+
+_ASKED_SIZES = (43, 75, 8)  # queries and keys, of no common tile, and coordinates
+_ASKED_SAMPLES, _ASKED_LEAD, _KEY_HEADS_ASKED = 16, (1, 4), 2
+_SEEN_BY_MASK = 0.7  # of the keys, by a mask
+_WAYS = 2  # in which it failed, that are asked about
+_ALL_OF_ERROR = 0.999  # of the error, that a fitted size explains
+
+
+class Asked(NamedTuple):
+    """A call, its results, what should have come, and the error allowed in each."""
+
+    case: Call
+    got: tuple[Floats, ...]
+    want: tuple[Floats, ...]
+    allowed: tuple[float, ...]
+
+    @property
+    def wrong(self) -> list[int]:
+        """The results that are wrong."""
+        every = enumerate(zip(self.got, self.want, self.allowed, strict=True))
+        return [i for i, (x, y, z) in every if not np.all(np.abs(x - y) <= 2 * z)]
+
+    def is_given_by(self, fn: Adapter) -> bool:
+        """Tell whether another function gives the same wrong numbers."""
+        try:
+            found = _as_tuple(fn(*self.case.arrays, **self.case.options))
+        except Exception:  # a known bug may be that it fails
+            return False
+        pairs = ((self.got[i], found[i], self.allowed[i]) for i in self.wrong)
+        return all(np.all(np.abs(x - y) <= 4 * z) for x, y, z in pairs)
+
+
+def way_of(case: Call) -> frozenset[str]:
+    """Return what a call passes, by name, and whether heads share keys."""
+    q, k, _ = case.arrays
+    return frozenset({*case.options} | ({"gqa"} if q.shape[-3:-2] != k.shape[-3:-2] else set()))
+
+
+def ask_again(trial: CheckRun, failed: Sequence[CheckRun]) -> list[Asked]:
+    """Call a candidate in the ways in which it failed, the plainest first, with more numbers.
+
+    A call that failed is asked about as it is if it is large, or if the candidate is right then.
+    """
+    asked: dict[frozenset[str], Asked] = {}
+    cases = [x.case for x in failed if x.case is not None]
+    for case in sorted(cases, key=lambda x: len(x.options)):
+        if len(asked) < _WAYS and way_of(case) not in asked and attends(trial.adapter):
+            large = case.arrays[0].shape[-2] >= _ASKED_SIZES[0]
+            both = [_draw_like(trial, case), case[:2]][:: -1 if large else 1]
+            calls = (_ask_of(trial, *x) for x in both)
+            found = next((x for x in calls if x is not None and x.wrong), None)
+            asked |= {} if found is None else {way_of(case): found}
+    return [*asked.values()]
+
+
+def _ask_of(t: CheckRun, arrays: Arrays, options: Keywords) -> Asked | None:
+    """Call a candidate, and find what should come; None if nothing is known of such a call."""
+    evaluate = pulled if "d_out" in options else reference
+    with suppress(Failure, Beyond, TypeError, ValueError):  # a record may not have all of this
+        want, allowed = evaluate(t.adapter, arrays, options)
+        t.call(*arrays, **options)
+        right = _as_tuple(want)
+        most = allowed if isinstance(allowed, tuple) else (allowed,) * len(right)
+        return Asked(Call(arrays, options), t.results, right, most)
+    return None
+
+
+def _as_tuple(x: Any) -> tuple[Any, ...]:
+    return x if isinstance(x, tuple) else (x,)
+
+
+def _draw_like(t: CheckRun, case: Call) -> tuple[Arrays, Keywords]:
+    """Draw a problem with the options of a call."""
+    sizes, lead = t.fit(*_ASKED_SIZES), t.adapter.lead(*_ASKED_LEAD)
+    groups = _KEY_HEADS_ASKED if "gqa" in way_of(case) else None
+    arrays, options = t.problem(*sizes, _ASKED_SAMPLES, lead=lead, groups=groups)
+    q, k, v = arrays
+    n, m = q.shape[-2], k.shape[-2]
+    draws: dict[str, Callable[[], Any]] = {
+        # A mask of features is one of keys.
+        "mask": lambda: _show_first(
+            t.rng.random((n if t.adapter.has("exact") else 1, m)) < _SEEN_BY_MASK
+        ),
+        "bias": lambda: t.normal(n, m),
+        "sinks": lambda: t.normal(*lead[-1:]),
+        "initial_state": lambda: t.normal(*v.shape[:-2], k.shape[-1], v.shape[-1]),
+        "d_out": lambda: t.cotangent(arrays),
+    }
+    more = {x: draws[x]() if x in draws else y for x, y in case.options.items()}
+    return arrays, more | options
+
+
+def _show_first(mask: Any) -> Any:
+    mask[:, 0] = True
+    return mask
+
+
+def name_cause(trial: CheckRun, asked: Iterable[Asked]) -> list[str]:
+    """Return the cause that the search of `verify` finds in the plainest way that has one."""
+    found = chain.from_iterable(_ask_verify(trial.adapter, one) for one in asked)
+    return [f"cause: {x}" for x in islice(found, 1)]
+
+
+def _ask_verify(adapter: Adapter, asked: Asked) -> list[str]:
+    names = adapter.returns(asked.case.options)
+    got = dict(zip(names, asked.got, strict=True))
+
+    def judge(q: Floats, k: Floats, v: Floats, **options: Any) -> Any:
+        # The scale as it was declared: the square of a root is not 1 / sqrt(d) to the last digit.
+        named = {"scale": adapter["scale"]} if "scale" in options else {}
+        named = {x: named.get(x, y) for x, y in options.items() if x != "return_lse"}
+        return verify(
+            **{"q": q, "k": k, "v": v, **named, **got},
+            estimator=adapter.record.name,
+            dtype=adapter["dtype"],
+            empty_rows=adapter["empty_rows"],
+        )
+
+    # Not all that can be checked can be judged.
+    with suppress(TypeError, ValueError):
+        verdict = of_function(adapter, judge, *asked.case[:2], np.float64)
+        return [
+            as_cause(x.text)
+            for x in verdict.suspects
+            if x.name == "convention" or (x.explained > _ALL_OF_ERROR and "in part" not in x.text)
+        ]
+    return []

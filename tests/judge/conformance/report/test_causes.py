@@ -1,0 +1,98 @@
+"""The cause of a failed check is the one that `verify` finds in a larger call of the same kind."""
+
+import numpy as np
+import pytest
+
+import refattn
+from refattn import naive
+from refattn.judge.conformance import check
+from refattn.judge.conformance.checks.trials import Call, CheckRun
+from refattn.judge.conformance.report import causes
+from tests.judge.conformance.candidates import changed, entry, of
+
+
+def against(q, k, v, options):
+    return q, k, v, options | ({"bias": -options["bias"]} if "bias" in options else {})
+
+
+def not_rescaled(q, k, v, size=32):
+    """Online softmax whose running output is not rescaled."""
+    scores = q @ np.swapaxes(k, -1, -2) / q.shape[-1] ** 0.5
+    top, total, out = np.full((*scores.shape[:-1], 1), -np.inf), 0.0, 0.0
+    for j in range(0, scores.shape[-1], size):
+        tile = scores[..., j : j + size]
+        new = np.maximum(top, np.max(tile, -1, keepdims=True))
+        weights = np.exp(tile - new)
+        total = total * np.exp(top - new) + np.sum(weights, -1, keepdims=True)
+        out, top = out + weights @ v[..., j : j + size, :], new
+    return out / total
+
+
+def in_base_2(q, k, v, *, log_decay, beta):
+    log_decay = np.log(2) * log_decay
+    return refattn.recurrences.gated_delta_rule(q, k, v, log_decay=log_decay, beta=beta).out
+
+
+CASES = {
+    "strict": (
+        *(entry("linear-causal-strict"), "linear", ["causal"], "causal"),
+        "a query does not see its last key",
+    ),
+    "against": (
+        *(changed(against), "softmax", ["bias"], "biases"),
+        "the bias is multiplied by -1.000000000",
+    ),
+    "tiles": (
+        *(not_rescaled, "softmax", [], "large_sizes"),
+        "the running output is not rescaled when the maximum grows (tiles of 32 keys)",
+    ),
+    "base": (
+        *(in_base_2, "gated-delta-rule", [], "reference_values"),
+        "log decays are read as logarithms to base 2",
+    ),
+    "features": (
+        *(entry("linear-elu-without-one"), "linear", [], "reference_values"),
+        "features are elu(x), without + 1",
+    ),
+}
+
+
+@pytest.mark.long("features", "against", "base")
+@pytest.mark.parametrize("case", CASES)
+def test_the_cause_is_named(case):
+    fn, estimator, able, name, cause = CASES[case]
+    report = check(fn, estimator=estimator, capabilities=able, checks=[name])
+    assert [x.partition(" ± ")[0] for x in report.diagnosis] == [f"cause: {cause}"]
+    # Small problems make mistakes alike: only those of the same numbers in large ones are named.
+    assert not any("nearly" in x or "bucket" in x for x in report.results[0].suspects)
+
+
+def asked_about(fn, estimator, *able, **options):
+    trial = CheckRun(of(fn, estimator, *able), "diagnosis", 0)
+    arrays, drawn = trial.problem(3, 3, 4, 4)
+    trial.case = Call(arrays, drawn | options)
+    return trial, causes.ask_again(trial, [trial])
+
+
+def test_nothing_is_asked_where_the_candidate_is_right():
+    assert asked_about(refattn.linear_attention, "linear", "causal", causal=True)[1] == []
+
+
+def test_a_candidate_that_is_wrong_in_more_ways_than_are_known_has_no_cause():
+    """Two mistakes that no row makes at once."""
+
+    def odd(q, k, v):
+        return naive.softmax_attention(np.sin(3 * q), k, np.tanh(v))
+
+    trial, asked = asked_about(odd, "softmax")
+    assert len(asked) == 1
+    assert causes.name_cause(trial, asked) == []
+
+
+def test_numbers_are_the_same_to_rounding():
+    _, (asked,) = asked_about(entry("linear-causal-strict"), "linear", "causal", causal=True)
+    fns = {x: of(entry(x), "linear", "causal") for x in BUGS}
+    assert {x: asked.is_given_by(fn) for x, fn in fns.items()} == BUGS
+
+
+BUGS = {"linear-causal-strict": True, "linear-causal-bucket-excluded": False}
