@@ -41,8 +41,8 @@ DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_
 
 _CODES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _CODES |= {"F16": "float16", "F32": "float32", "F64": "float64", "BOOL": "bool", "I8": INTEGER}
-_PART_ARRAYS = ("part_out", "part_lse", "part_keys")
-_FIRST = ("mask", "bias", "sinks", "omega", "log_weight", "centres", "indices", *_PART_ARRAYS)
+_MORE = ("index_q", "index_k", "part_out", "part_lse", "part_keys")
+_FIRST = ("mask", "bias", "sinks", "omega", "log_weight", "centres", "indices", *_MORE)
 # In these, and in the arrays above, heads come first in any layout.
 _STATES_FIRST = ("decay", "initial_state", "state")
 _FINITE = ("q", "k", "v", *SCALES.values(), "omega", "d_out")

@@ -49,14 +49,7 @@ def choose_keys(problem: Problem, given: Mapping[str, Any]) -> Problem:
             f"`indices` must have axes (..., rows, S), where the number of rows divides that of "
             f"queries, {n}, got shape {chosen.shape}."
         )
-    lead = chosen.shape[:-2]
-    if len(lead) > len(problem.lead) or any(
-        not size or whole % size
-        for size, whole in zip(lead[::-1], problem.lead[::-1], strict=False)
-    ):
-        raise ValueError(
-            f"`indices` must have leading axes that divide {problem.lead}, got {chosen.shape}."
-        )
+    _check_lead("indices", chosen.shape, problem.lead)
     if np.any((chosen < -1) | (chosen >= m)):
         raise ValueError(f"`indices` must be keys of 0 to {m - 1}, or -1 for none.")
 
@@ -83,7 +76,19 @@ def _read_ranked(problem: Problem, given: Mapping[str, Any]) -> dict[str, Double
             raise ValueError(
                 f"`{name}` must be finite, of shape (..., {size}, size), got shape {x.shape}."
             )
+        _check_lead(name, x.shape, problem.lead)
+    if len({x.shape[-1] for x in found.values()}) > 1:
+        shapes = " and ".join(str(x.shape) for x in found.values())
+        raise ValueError(f"`index_q` and `index_k` must have one size, got shapes {shapes}.")
     return found
+
+
+def _check_lead(name: str, shape: tuple[int, ...], lead: tuple[int, ...]) -> None:
+    """Check that the axes before the last two are those of heads, or of groups of heads."""
+    own = shape[:-2]
+    divides = (x and not y % x for x, y in zip(own[::-1], lead[::-1], strict=False))
+    if len(own) > len(lead) or not all(divides):
+        raise ValueError(f"`{name}` must have leading axes that divide {lead}, got {shape}.")
 
 
 def show_chosen(rows: _KeyNumbers, keys: int) -> npt.NDArray[np.bool_]:

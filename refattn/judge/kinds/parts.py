@@ -11,7 +11,6 @@ A part without keys has the output 0 and the log normaliser :math:`-\infty`, and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,7 +66,8 @@ def settle_part(name: str, part: Part, verdict: Verdict) -> Verdict:
     if name == MERGE:
         texts = [x.text.replace("the bias", "lse of the parts") for x in verdict.suspects]
         found = zip(verdict.suspects, texts, strict=True)
-        return verdict._replace(suspects=[x._replace(text=y) for x, y in found])
+        blind = tuple(x for x in verdict.blind if "scale" not in x)  # products are all 0
+        return verdict._replace(suspects=[x._replace(text=y) for x, y in found], blind=blind)
     masks = (part.problem.read(index)["mask"] for index in np.ndindex(part.problem.lead))
     if verdict.verdict == "UNDERPOWERED" and not any(map(np.any, masks)):
         return verdict._replace(verdict="PASS", blind=(), remarks=["the part has no key"])
@@ -87,7 +87,7 @@ def _pose_merge(problem: Problem, numbers: Numbers, out: Doubles, lse: Doubles) 
         # Queries that differ are rows apart; their products with keys of 0 are 0.
         found = {"q": 1.0 + np.arange(count)[:, None], "k": np.zeros((count * parts, 1))}
         found |= {"v": np.nan_to_num(values.reshape(-1, d_v)), "mask": own}
-        found["bias"] = np.where(own, scores.reshape(1, -1), -math.inf)
+        found["bias"] = np.where(own, scores.reshape(1, -1), 0.0)
         sinks = {"sinks": problem.read(index)["sinks"]} if problem.has_sinks else {}
         return found | sinks
 

@@ -34,7 +34,7 @@ from ..verification.choice import ProfileChoice, choose_profiles
 from ..verification.door import check_alpha
 from ..verification.empty_rows import EMPTY_ROWS, settle
 from ..verification.evidence import log_chernoff
-from ..verification.findings import Part
+from ..verification.findings import Part, Worst
 from ..verification.head_sums import row_weights
 from ..verification.inputs import name_profiles, narrowest, read_inputs, unlimited
 from ..verification.joint import box_rows, find_laws, find_wrong, list_tokens, name_wrong
@@ -44,7 +44,7 @@ from ..verification.reading import gather_parts
 from ..verification.verdict import Verdict
 from ..verification.z_scores import BEYOND, over_bound
 from .matching import Match, match_rows
-from .sameness import Between, Same, name_rows
+from .sameness import Same, name_rows
 
 _VERDICTS = 3  # on each output, and on what is between them
 _NO_COLUMNS = np.zeros(0, np.int64)
@@ -199,7 +199,7 @@ def compare_runs(
     share = alpha / _VERDICTS
     alone = [judge(*x.part, x.dtype, x.profile, share, *asked) for x in runs]
     sides: Any = tuple(x.settle(y) for x, y in zip(runs, alone, strict=True))
-    rows, p, between = _test_between(_Pair(sides, match), share, asked[0])
+    rows, p, worst = _test_between(_Pair(sides, match), share, asked[0])
     words = [x.verdict for x in alone]
     wrong = " and ".join(x for x, y in zip("AB", words, strict=True) if y == "FAIL")
     verdict = "UNDERPOWERED" if "UNDERPOWERED" in words else "PASS"
@@ -207,7 +207,7 @@ def compare_runs(
         verdict="FAIL" if wrong or rows or p <= share or bitwise else verdict,
         rows=rows,
         wrong=wrong,
-        between=between,
+        worst=worst,
         p_value=min(1.0, _VERDICTS * p),
         a=alone[0],
         b=alone[1],
@@ -256,17 +256,17 @@ class _Pair(NamedTuple):
             squares[some], log_p[some] = one.less(box_rows(*b, of_b, other, at, columns)).test()
         return squares, log_p
 
-    def show(self, index: Index, row: int, column: int, allowed: float) -> Between:
+    def show(self, index: Index, row: int, column: int, allowed: float) -> Worst:
         """Show an element of both."""
         (a, _), (b, _) = self.sides
         ((_, other, at),) = self._split(index, np.array([row]))
         x, y = float(a.numbers.out(index)[row, column]), b.numbers.out(other)[at[0], column]
-        return Between((*index, row, column), x, float(y), allowed)
+        return Worst("out", (*index, row, column), x, float(y), allowed)
 
 
 def _test_between(
     pair: _Pair, alpha: float, everything: bool
-) -> tuple[tuple[tuple[Index, float], ...], float, Between | None]:
+) -> tuple[tuple[tuple[Index, float], ...], float, Worst | None]:
     """Test the differences: list rows that are too far apart, and give the p-value of all tests."""
     (a, roundings), match = pair.sides[0], pair.match
     problem, tested = a.problem, _choose_rows(a.problem, match.differs, everything)

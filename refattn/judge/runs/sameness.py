@@ -11,29 +11,10 @@ import numpy.typing as npt
 from ...arrays.shown import held
 from ...arrays.words import name_element, place, to_json
 from ..rounding.problems import Problem
-from ..verification.findings import as_cause, describe_span
+from ..verification.findings import Worst, as_cause, describe_span
 from ..verification.verdict import Verdict
 
 _HEADS_NAMED = 4
-
-
-class Between(NamedTuple):
-    """The element where two outputs are farthest apart, beside what they may be.
-
-    Attributes
-    ----------
-    where : tuple of int
-        Index of the element in A.
-    a, b : float
-        The two numbers.
-    allowed : float
-        Largest difference allowed, given the number of tests and elements.
-    """
-
-    where: tuple[int, ...]
-    a: float
-    b: float
-    allowed: float
 
 
 @held("verdict", "equal", "compared", "differing", "alpha")
@@ -60,8 +41,9 @@ class Same(NamedTuple):
         The places of rows that only one of the outputs has, in words.
     wrong : str
         Which output fails by itself: "A", "B", "A and B", or an empty string.
-    between : Between or None
-        The element that is farthest apart.
+    worst : Worst or None
+        The element that is farthest apart: its index in A, the numbers of A (`got`) and of B
+        (`exact`), and the largest difference allowed.
     p_value : float
         Largest probability that two right kernels are so far apart.
     a, b : Verdict or None
@@ -80,7 +62,7 @@ class Same(NamedTuple):
     places: str
     added: str
     wrong: str = ""
-    between: Between | None = None
+    worst: Worst | None = None
     p_value: float = 1.0
     a: Verdict | None = None
     b: Verdict | None = None
@@ -108,8 +90,8 @@ class Same(NamedTuple):
         yield f"  differ: {self.differing} of {self.compared} rows with equal inputs{change}{where}"
         if self.rows:
             yield f"  more than roundings explain: {len(self.rows)} of these rows"
-        if self.between is not None:
-            at, a, b, allowed = self.between
+        if self.worst is not None:
+            _, at, a, b, allowed = self.worst
             yield (
                 f"  worst: {name_element(at)} is {a:.6g} in A and {b:.6g} in B, "
                 f"allowed ± {allowed:.3g}"
@@ -151,5 +133,4 @@ def name_rows(problem: Problem, rows: npt.NDArray[Any]) -> str:
     return "; ".join(words) + (f"; and {left} more heads" if left > 0 else "")
 
 
-for _type in (Same, Between):
-    _type.__module__ = "refattn.judge.runs"  # where users find them, and so do pickles
+Same.__module__ = "refattn.judge.runs"  # where users find it, and so do pickles

@@ -19,14 +19,14 @@ def inputs():
     return [bf16(x[0, :1, :64]) for x in refattn.load_sample()]
 
 
-def decode_chunk(q, k, v):
+def decode_chunk(q, k, v, to=bf16):
     """Softmax of one chunk in float32, its output and log of the normaliser."""
     if not k.shape[-2]:
         return np.zeros((*q.shape[:-1], v.shape[-1]), f32), np.full(q.shape[:-1], -np.inf, f32)
     s = (q.astype(f32) @ k.astype(f32).swapaxes(-1, -2)) * f32(q.shape[-1] ** -0.5)
     p = np.exp(s - s.max(-1, keepdims=True))
     total = p.sum(-1, keepdims=True)
-    return bf16(p).astype(f32) @ v.astype(f32) / total, (s.max(-1) + np.log(total)[..., 0])
+    return to(p).astype(f32) @ v.astype(f32) / total, (s.max(-1) + np.log(total)[..., 0])
 
 
 def chunks(skip=None):
@@ -39,10 +39,10 @@ def chunks(skip=None):
     return np.stack([x for x, _ in found]), np.stack([x for _, x in found])
 
 
-def combine(out, lse, base=1.0):
+def combine(out, lse, base=1.0, to=bf16):
     """Weigh chunks by their log normalisers, as the second kernel of flash decoding does."""
     weight = np.exp(f32(base) * (lse - lse.max(0)))
-    return bf16((weight[..., None] * out).sum(0) / weight.sum(0)[..., None])
+    return to((weight[..., None] * out).sum(0) / weight.sum(0)[..., None])
 
 
 def judged(out, part_out, part_lse, **more):
@@ -60,6 +60,16 @@ def test_right_parts_and_their_merge_pass():
     found, words = judged(combine(part_out, part_lse), part_out, part_lse)
     assert words == dict.fromkeys(NAMES, "PASS"), str(found)
     assert found.parts["part 1"].remarks == ["the part has no key"]
+
+
+def test_parts_in_float32():
+    q, k, v = (x.astype(f32) * f32(0.7) for x in inputs())
+    found = [decode_chunk(q, k[:, a:b], v[:, a:b], f32) for a, b in pairwise(KEYS)]
+    part_out, part_lse = (np.stack(x) for x in zip(*found, strict=True))
+    arrays = {"q": q, "k": k, "v": v, "part_out": part_out, "part_lse": part_lse}
+    out = combine(part_out, part_lse, to=f32)
+    words = refattn.verify(**arrays, out=out, part_keys=KEYS, explain=False).parts
+    assert {x: y.verdict for x, y in words.items()} == dict.fromkeys(NAMES, "PASS")
 
 
 @pytest.mark.parametrize(

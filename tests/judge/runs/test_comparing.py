@@ -62,7 +62,7 @@ def test_other_splits_are_two_runs_of_one_right_kernel():
     found = same(a, b, q=q, k=k, v=v, dtype="bfloat16")
     assert (found.verdict, found.equal, found.rows, found.wrong) == ("PASS", False, (), "")
     assert 0 < found.differing <= found.compared
-    assert abs(found.between.a - found.between.b) <= found.between.allowed
+    assert abs(found.worst.got - found.worst.exact) <= found.worst.allowed
     exact = same(a, b, q=q, k=k, v=v, dtype="bfloat16", bitwise=True)
     assert exact.verdict == "FAIL"
     assert "allows none" in str(exact)
@@ -78,7 +78,7 @@ def test_a_wrong_merge_is_named(combine, at):
     found = same(a, b, **given)
     assert (found.verdict, found.wrong, found.differing) == ("FAIL", "B", 1)
     assert [x for x, _ in found.rows] == [at]
-    assert found.between.where[:2] == at
+    assert found.worst.where[:2] == at
     assert f"head {at[0]}, row {at[1]}" in str(found)
     assert same(b, a, **given).wrong == "A"
 
@@ -166,4 +166,4 @@ def test_nan_in_one_of_them():
     a, b = split_kv(q, k, v, 2), split_kv(q, k, v, 3)
     b[0, 5, 7] = np.nan
     found = same(a, b, q=q, k=k, v=v, dtype="bfloat16", explain=False)
-    assert (found.verdict, found.wrong, found.between.where) == ("FAIL", "B", (0, 5, 7))
+    assert (found.verdict, found.wrong, found.worst.where) == ("FAIL", "B", (0, 5, 7))
