@@ -68,7 +68,7 @@ def audit_command(
     the test accepts a trivial output, such as zeros. Control-C prints what was found so far.
     """
     from ..judge.audits.runs import audit_test
-    from ..judge.audits.study import Interrupted
+    from ..judge.verification.verdict import Interrupted
 
     options = {"layout": layout, "causal": causal or None, "scale": scale}
     declared = {name: x for name, x in options.items() if x is not None}

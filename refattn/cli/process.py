@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -48,6 +49,9 @@ def main() -> None:
 def _run_commands() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # characters that it does not have
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     try:
         commands()(prog_name="refattn")
     except Exception:  # Python's own status for these is 1, that of FAIL
@@ -60,6 +64,14 @@ def _run_commands() -> None:
         sys.exit(_MISTAKE)
     finally:
         drop_unread()
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """Interrupt a command, which prints what it has found."""
+    # A terminal and `timeout` signal all processes, and the first of them hands that on: the same
+    # signal comes twice.
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _check_in_a_process(words: list[str]) -> int:
@@ -77,17 +89,25 @@ def _check_in_a_process(words: list[str]) -> int:
             f"leave_status({theirs.fileno()}, {os.getpid()})"
         )
         command = [sys.executable, "-c", code, *words]
-        try:
-            ended = subprocess.call(command, pass_fds=[theirs.fileno()])
-        except KeyboardInterrupt:
-            return 130
+        ended = _wait_for(command, theirs.fileno())
         ours.setblocking(False)
         with suppress(OSError):  # of nothing to read
             given, _, status = ours.recv(len(proof) + 4).partition(b" ")
             if given == proof:
                 return int(status)
+    if -ended in (signal.SIGINT, signal.SIGTERM):
+        return 128 - ended
     _report_lost(ended)
     return 2
+
+
+def _wait_for(command: list[str], number: int) -> int:
+    """Run a command that gets a file descriptor, and hand on the signals that would end it."""
+    with subprocess.Popen(command, pass_fds=[number]) as running:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(each) != signal.SIG_IGN:
+                signal.signal(each, lambda number, _: running.send_signal(number))
+        return running.wait()
 
 
 def _report_lost(status: int) -> None:

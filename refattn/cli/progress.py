@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -23,7 +24,8 @@ from rich.progress import (
 from .streams import drop_unread
 
 LONG = 10.0  # seconds; what takes longer is announced
-_EVERY = 30.0  # seconds between lines where there is no terminal
+FIRST = 1.5  # seconds to the first line where there is no terminal,
+_EVERY = 30.0  # and between the others
 _SOON = 1.0  # seconds after which the rest is estimated from what is done
 
 
@@ -50,9 +52,9 @@ def spell(seconds: float) -> str:
 class Work:
     """A piece of work, named by a word, that says how far it is.
 
-    On a terminal there is a bar with the time so far, and else a line now and then; what is
-    estimated to take over `LONG` seconds is announced on both. `tick` counts its parts: `total`, if
-    that is known, and more may follow.
+    On a terminal there is a bar with the time so far, and else a line soon and then now and then,
+    whether parts end or not; what is estimated to take over `LONG` seconds is announced on both.
+    `tick` counts its parts: `total`, if that is known, and more may follow.
     """
 
     def __init__(self, description: str, total: int = 0) -> None:
@@ -71,15 +73,32 @@ class Work:
             disable=sys.stderr is None or not sys.stderr.isatty(),
         )
         self._task = self._bar.add_task(description, total=total or None)
-        self._start = self._said = time.monotonic()
+        self._start, self._ended = time.monotonic(), threading.Event()
 
     def __enter__(self) -> Work:
-        self._start = self._said = time.monotonic()
+        self._start = time.monotonic()
         self._bar.start()
+        if self._bar.disable:
+            threading.Thread(target=self._tell, daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._ended.set()
         self._bar.stop()
+
+    def _tell(self) -> None:
+        """Print how far it is while it lasts, where there is no bar."""
+        wait = FIRST
+        while not self._ended.wait(wait):
+            wait, passed = _EVERY, time.monotonic() - self._start
+            counted = self.total and self.done <= self.total
+            count = f"{self.done} of {self.total}" if counted else "not yet done"
+            self._say(f"{self.description}: {count} after {spell(passed)}")
+
+    def expect(self, total: int) -> None:
+        """Set the number of parts, once it is known."""
+        self.total = total
+        self._bar.update(self._task, total=total or None)
 
     def estimated(self, seconds: float, words: str = "") -> None:
         """Announce the time that is left, if it is long."""
@@ -122,11 +141,6 @@ class Work:
             whole = passed + each * (self.total - self.done)
             if whole > LONG:  # parts that follow may take longer: what is short is said later
                 self.estimated(whole)
-        if self._bar.disable and now - self._said > _EVERY:
-            self._said = now
-            counted = self.done <= self.total
-            count = f"{self.done} of {self.total}" if counted else "not yet done"
-            self._say(f"{self.description}: {count} after {spell(passed)}")
 
 
 def checking(checks: Sequence[Any], most: float = 0.0) -> Iterator[Any]:

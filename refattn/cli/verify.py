@@ -47,9 +47,10 @@ _VERIFY = """Judge whether a correct kernel can have produced the numbers in a f
 FILE (.safetensors or .npz) holds the inputs q, k and v of the kernel and its output out, each in
 its own dtype, and optionally lse, mask, bias, sinks and omega. If it holds d_out, the gradients dq,
 dk and dv are also judged. Arrays in FP8 or int8 are multiplied by q_scale, k_scale and v_scale:
-one number, or one for each head, token or block. The allowed error of each element follows from
-q, k, v and from what the kernel rounds. The exit status is 0 if all files PASS, 1 if one FAILs, 3
-if one is UNDERPOWERED, and 2 after an error.
+one number, or one for each head, token or block. Keys that queries chose are indices, and outputs
+of parts of the keys are part_out, part_lse and part_keys. The allowed error of each element follows
+from q, k, v and from what the kernel rounds. The exit status is 0 if all files PASS, 1 if one
+FAILs, 3 if one is UNDERPOWERED, and 2 after an error.
 
 \b
 Write such a file from torch:
@@ -154,6 +155,11 @@ empty_rows_option = known_option(
 )
 @empty_rows_option
 @alpha_option("kernel")
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Reject numbers that only sums narrower than float32 explain, whatever the profile.",
+)
 @click.option("--no-cause", is_flag=True, help="Do not search for causes of wrong numbers.")
 @click.option("--verbose", is_flag=True, help="Print all causes, all failed tests, and remarks.")
 @format_option
@@ -170,8 +176,10 @@ def verify(
     verbose: bool,
     **options: Any,
 ) -> None:
+    from ..judge.verification.verdict import Interrupted
     from .show import plots
 
+    interruption = None
     judged_files: list[Verified] = []
     with one_line(plot_path is not None):
         if plot_path is not None and len(files) > 1:
@@ -180,16 +188,23 @@ def verify(
         with one_line(False):
             try:
                 judged_files.append(_judge_file(path, **options))
+            except Interrupted as stop:
+                judged_files.append(stop.found)
+                interruption = stop
             except (TypeError, ValueError) as error:
                 if len(files) > 1:
                     error.args = (f"{path.name}: {error}",)
                 raise
         if kind in ("table", "markdown"):
             publish(_answer_of_files(judged_files[-1:], number > 0, verbose), kind)
+        if interruption is not None:
+            break
     rest = _answer_of_files(judged_files, False, verbose)
     if kind in ("table", "markdown"):
         rest = rest._replace(show=lambda page: None)
     publish(rest, kind, json_path, plot_path, partial(plots.plot_verified, judged_files[0]))
+    if interruption is not None:
+        raise interruption
     words = {x.verdict.verdict for x in judged_files}
     context.exit(1 if "FAIL" in words else 3 if "UNDERPOWERED" in words else 0)
 
@@ -246,21 +261,25 @@ def _judge_layout(
     **options: Any,
 ) -> Verified:
     from ..files.tensors import open_tensors
-    from ..judge.verification.door import check_alpha
+    from ..judge.verification.door import check_alpha, check_sums
     from ..judge.verification.empty_rows import settle
     from ..judge.verification.inputs import name_profiles
     from ..judge.verification.judging import judge_all
     from ..judge.verification.reading import list_gates, pose_tensors, read_parts
+    from ..judge.verification.verdict import Interrupted
     from .show.verdicts import Verified
 
     alpha, hardware = check_alpha(options.pop("alpha")), options.pop("hardware", None)
+    strict = options.pop("strict", False)
     also = list_gates(options["estimator"])
-    tensors = open_tensors(path, dtype=dtype, layout=layout, required=(), also=also)
-    problem = pose_tensors(tensors, **options)
-    parts = read_parts(tensors, problem)
-    if tensors.lead and tensors.sequences is None:
-        many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
-    with Work("Verifying", len(list(problem.items()))) as work:
+    with Work("Verifying") as work:
+        tensors = open_tensors(path, dtype=dtype, layout=layout, required=(), also=also)
+        check_sums("--strict", "float32" if strict else None, profile, tensors.dtype)
+        problem = pose_tensors(tensors, **options)
+        parts = read_parts(tensors, problem)
+        if tensors.lead and tensors.sequences is None:
+            many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
+        work.expect(len(list(problem.items())))
         seconds = _foresee(problem, tensors.dtype, profile, len(parts), everything)
         work.estimated(seconds, ", longer if the numbers are wrong")
 
@@ -275,8 +294,12 @@ def _judge_layout(
         names: Any = profile
         if profile is None and problem.kind not in ("recurrent", "text"):
             names = name_profiles(tensors.dtypes, tensors.dtype, bool(tensors.scales), parts)
-        asked = (tensors.dtype, names, alpha, everything, hardware, not no_cause)
-        verdict = judge_all(judged, *asked)
+        asked = (tensors.dtype, names, alpha, everything, hardware, not no_cause, strict)
+        try:
+            verdict = judge_all(judged, *asked)
+        except Interrupted as stop:  # with what is known, for as much as that is
+            stop.found = Verified(tensors, problem, parts, stop.found)
+            raise
     return Verified(tensors, problem, parts, verdict)
 
 

@@ -67,7 +67,7 @@ def assert_attention_close(
         Whether heads come before tokens; in `mask`, `bias`, `sinks` and `omega` they always do.
     causal, mask, scale, **options
         As for `refattn.verify`: also `window`, `softcap`, `sinks`, `bias`, `profile`, `alpha`,
-        `estimator`, `omega`, and `d_out` with `dq`, `dk` and `dv`.
+        `accumulate`, `estimator`, `omega`, and `d_out` with `dq`, `dk` and `dv`.
 
     Raises
     ------

@@ -163,12 +163,6 @@ ENDS = {
         "    def __call__(self, q, k, v): pass\nfn = Fn()",
         "ended by SystemExit, without a verdict",
     ),
-    "main thread": (
-        "import _thread, signal, time\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a job of a shell ignores it\n"
-        "def fn(q, k, v): _thread.interrupt_main(); time.sleep(1)",
-        "ended by KeyboardInterrupt, without a verdict",
-    ),
     "crash": (
         "import ctypes\ndef fn(q, k, v): ctypes.string_at(0)",
         "the process ended by SIGSEGV (signal 11) before the report was printed",
@@ -203,6 +197,21 @@ def test_an_end_before_the_report_is_unusable(forked, end):
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_interrupt_prints_the_checks_until_then():
+    text = (
+        "import _thread, signal, time, refattn\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a job of a shell ignores it\n"
+        "def fn(q, k, v):\n    if q.shape[-1] == v.shape[-1]:\n"
+        "        return refattn.softmax_attention(q, k, v)\n"
+        "    _thread.interrupt_main(); time.sleep(1)"
+    )
+    result = ended(run, text, "--check", "contract", "--check", "reference_values", "--verbose")
+    assert result.exit_code == 3
+    assert "interrupted after" in result.output
+    assert "PASS" in result.output
+    assert "UNDERPOWERED: " in result.output
 
 
 @pytest.mark.parametrize("end", ["exit", "interrupt", "base", "attribute", "name"])

@@ -1,5 +1,6 @@
 """Verdicts where a standard stream is closed, or where nobody reads it: the status is theirs."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -95,6 +96,16 @@ def test_an_interrupt_is_no_verdict(monkeypatch):
     done = run("audit", "inputs:of")
     assert (done.exit_code, done.stderr) == (130, "Aborted!\n")
     assert "that were still to be tried" in done.stdout  # what was found until then
+
+
+def test_an_interrupted_file_has_the_verdict_that_is_known(monkeypatch):
+    causes = "refattn.judge.verification.judging.explain"
+    monkeypatch.setattr(causes, Mock(side_effect=KeyboardInterrupt))
+    done = run("verify", "right.npz", "--scale", "0.7", "--json", "found.json")
+    assert (done.exit_code, done.stderr) == (130, "Aborted!\n")
+    assert "\nFAIL: no correct kernel" in done.stdout
+    assert "\n  interrupted\n" in done.stdout
+    assert json.loads(Path("found.json").read_text("utf-8"))["verdict"] == "FAIL"
 
 
 @pytest.mark.parametrize(

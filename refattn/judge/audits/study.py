@@ -20,6 +20,7 @@ from ..rounding.problems import pose_arrays
 from ..verification.choice import fused_profile
 from ..verification.door import verify
 from ..verification.tolerances import Allowance, measure_needs
+from ..verification.verdict import Interrupted
 from .outputs import (
     Case,
     Trial,
@@ -217,14 +218,6 @@ class Audit(NamedTuple):
             yield "change the inputs: lengths that no block size divides, such as 509"
         if any("gqa" in x for x in self.alike) and len(self.shapes["q"]) > 2:
             yield "change the inputs: fewer heads of k and v than of q, if the kernel supports them"
-
-
-class Interrupted(KeyboardInterrupt):
-    """An interruption of an audit, with what was `found` until then."""
-
-    def __init__(self, found: Audit) -> None:
-        super().__init__()
-        self.found = found
 
 
 def audit(

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -189,25 +189,30 @@ def list_directions(of: str, has_cap: bool, has_sinks: bool) -> list[str]:
 
 
 def exact_gradient(
-    backs: Sequence[tuple[BackwardHead, Saved]], of: str, rows: slice, thin: int = 1
+    backs: Sequence[tuple[BackwardHead, Saved]],
+    of: str,
+    rows: slice,
+    thin: int = 1,
+    to: Callable[[Doubles], Doubles] = np.asarray,
+    step: int = _SUM_TOKENS,
 ) -> Doubles:
-    """Compute the exact gradient of some queries or keys, of one in so many tokens."""
-    gradient = np.zeros((rows.stop - rows.start, _count_columns(backs[0][0], of)))
+    """Compute the exact gradient of some queries or keys, or one whose running sums are rounded."""
+    gradient = np.zeros((rows.stop - rows.start, backs[0][0].count_columns(of)))
     for back, saved in backs:
         head = back.head
-        for at in blocks(0, head.keys if of == "dq" else len(head.q), _SUM_TOKENS):
+        for at in blocks(0, head.keys if of == "dq" else len(head.q), step):
             at = slice(at.stop - -(-(at.stop - at.start) // thin), at.stop)
             i, j = (rows, at) if of == "dq" else (at, rows)
             tile = scan_tile(head, i, j)
             if tile is not None:
                 p, _ = share_tile(tile, saved.lse[i])
                 if of == "dv":
-                    gradient += p.T @ back.d_out[i]
+                    gradient = to(gradient + to(p).T @ back.d_out[i])
                     continue
                 t = back.d_out[i] @ head.v[j].T
-                s = head.scale * p * (t - saved.delta[i, None]) * tile.slope
-                gradient += s @ head.k[j] if of == "dq" else s.T @ head.q[i]
-    return gradient
+                s = to(p * (t - saved.delta[i, None]) * tile.slope)
+                gradient = to(gradient + (s @ head.k[j] if of == "dq" else s.T @ head.q[i]))
+    return gradient if of == "dv" else backs[0][0].head.scale * gradient
 
 
 def list_sources(
@@ -372,7 +377,7 @@ def _sum_rows(
     Return also the derivatives of the sum to known defects.
     """
     scale = 1.0 if of == "dv" else backs[0][0].head.scale
-    columns = _count_columns(backs[0][0], of)
+    columns = backs[0][0].count_columns(of)
     copies = backs[0][1].key_copies if of == "dq" else backs[0][1].copies
     # Equal tokens have equal errors: a sum of g of them has g times the variance of g others.
     most = float(np.max(copies, initial=1.0))
@@ -458,11 +463,6 @@ def _list_tangents(
         odds = _odds_without_sink(back, saved, i)
         more = 0.0 if roundings.delta_of_out else (1 + odds) * odds * delta
         yield "lost sink", (odds * (x.t - delta) - more) * x.p * x.slope
-
-
-def _count_columns(back: BackwardHead, of: str) -> int:
-    columns: int = (back.head.v if of == "dv" else back.head.q).shape[-1]
-    return columns
 
 
 def _add_to_queries(

@@ -225,7 +225,11 @@ LINEAR: Mapping[str, Profile] = {
     "linear-eager": Profile("storage", "storage", softmax="storage"),
     "linear-states": Profile(weights="storage", softmax="storage", states="storage"),
 }
-EVERY_PROFILE: Mapping[str, Profile] = {**PROFILES, **CHUNKED, **LINEAR}
+# Gradients whose running sums are rounded after so many tokens.
+NARROW_SUMS: Mapping[str, Profile] = {
+    f"sums-{x}": _FUSED_FAST._replace(parts=(x, x)) for x in (32, 64, 128)
+}
+EVERY_PROFILE: Mapping[str, Profile] = {**PROFILES, **CHUNKED, **LINEAR, **NARROW_SUMS}
 
 
 def profile_of(profile: Any) -> Profile:

@@ -39,6 +39,11 @@ class BackwardHead(NamedTuple):
         """Return what D is made of: the derivative as given, if D is taken from the output."""
         return self.d_out if self.given is None or not roundings.delta_of_out else self.given
 
+    def count_columns(self, of: str) -> int:
+        """Count the columns of a gradient."""
+        columns: int = (self.head.v if of == "dv" else self.head.q).shape[-1]
+        return columns
+
 
 class Residuals(NamedTuple):
     """What rounding leaves of derivatives to running maxima of some queries, by query and key."""

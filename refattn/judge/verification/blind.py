@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 
 import numpy as np
 
 from ...arrays.library import Doubles
+from ..rounding.backward import exact_gradient
 from ..rounding.formats import FORMATS
-from ..rounding.head import SoftmaxHead, exact_rows
+from ..rounding.head import SoftmaxHead, attend_rows, exact_rows, finite_logs, scan_tiles
 from ..rounding.problems import Index, Problem, sweep
-from ..rounding.profiles import Profile
+from ..rounding.profiles import Profile, profile_of
 from ..rounding.roundings import RowErrors
+from ..rounding.saved import share_tile
+from .choice import fused_profile
 from .findings import BEYOND, IGNORES, SAME_KEYS, SAME_VALUES, Numbers
 from .head_sums import HeadSums, row_weights
 from .trial import passes
 from .z_scores import mean_square
 
-_LOST_KEYS = 64  # keys
+_LOST_KEYS = 64  # keys, as many as a tile of a kernel has
 _MEAN_OF_V, _HALF_SCALE = "mean of v", "half the scale"
 _AS_ROUNDED = 0.5, 1.5  # mean squares of z where a profile explains errors
 _DIRECTIONS = ["factor", "truncated", "epsilon", "sink"]
@@ -92,6 +96,34 @@ def list_blind(
     sweep(problem, dtype, profile, add)
     with np.errstate(all="ignore"):
         return [x for x in names if x in right or passes(tried[x], alpha)]
+
+
+def sum_narrowly(problem: Problem, dtype: str) -> Callable[[Index], Doubles]:
+    """Compute some rows of a kernel that keeps its sums in the storage type; others are NaN.
+
+    Weights and derivatives are rounded, and running sums after 64 tokens.
+    """
+    to, roundings = FORMATS[dtype].round, profile_of(fused_profile(dtype)).roundings(dtype)
+
+    def sum_rows(index: Index, i: slice) -> Doubles:
+        if problem.gradient is not None:
+            saved = problem.gradient.saved(index, roundings)
+            return to(exact_gradient(saved, problem.gradient.of, i, 1, to, _LOST_KEYS))
+        head, out = problem.head(index), np.zeros((i.stop - i.start, problem.shape[2]))
+        top, lse = finite_logs(attend_rows(head, i, None))
+        for tile in scan_tiles(head, i, _LOST_KEYS):
+            out = to(out + to(share_tile(tile, top[:, 0])[0]) @ head.v[tile.keys])
+        return to(out * np.exp(top - lse))
+
+    @cache
+    def out(index: Index) -> Doubles:
+        found = np.full((problem.shape[0], problem.shape[2]), math.nan)
+        for head, i in problem.items():
+            if head == index:
+                found[i] = sum_rows(index, i)
+        return found
+
+    return out
 
 
 def _is_exact(name: str, problem: Problem, index: Index) -> bool:

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ..rounding.formats import FORMATS
-from ..rounding.profiles import CHUNKS, LINEAR, OF_BACKWARD, PROFILES, Profile, profile_of
+from ..rounding.problems import Problem
+from ..rounding.profiles import (
+    CHUNKS,
+    LINEAR,
+    NARROW_SUMS,
+    OF_BACKWARD,
+    PROFILES,
+    Profile,
+    profile_of,
+)
+from .findings import Part
 
 ProfileChoice = str | Profile | Sequence[str] | None
 
@@ -118,6 +129,51 @@ def profiles_of_kind(kind: str, dtype: str, kept: str, wide: bool) -> ProfileCho
         narrow = ("flash", "eager") if is_narrow(dtype) else ()
         return ["math", "recomputed", *narrow]
     return None
+
+
+class Request(NamedTuple):
+    """The storage type, the profiles that are tried, the level, and whether all rows are."""
+
+    dtype: str
+    profile: ProfileChoice = None
+    alpha: float = 1e-6
+    everything: bool = False
+    hardware: str | None = None
+    explain: bool = True  # whether to search for causes
+    strict: bool = False  # whether to demand sums in float32
+
+    def of_gradients(self, parts: Mapping[str, Part]) -> Request:
+        """Name the profiles to try for gradients."""
+        wide = any(not is_narrow(x.numbers.out_dtype) for x in parts.values())
+        names = backward_profiles(self.dtype, wide) if self.profile is None else self.profile
+        shared = any(x.problem.shares_keys for x in parts.values())
+        return self._replace(profile=add_by_head(names) if shared else names)
+
+
+def choose_for(
+    problem: Problem, out_dtype: str, dtype: str, profile: ProfileChoice, strict: bool
+) -> dict[str, Profile]:
+    """Choose the profiles to try for a problem, and those that only speak against others."""
+    if profile is None:
+        wide = not is_narrow(out_dtype)
+        profile = profiles_of_kind(problem.kind, dtype, problem.kept, wide)
+    chosen = choose_profiles(dtype, out_dtype, profile)
+    # At a scale that is a power of 2 some profiles round the same: one of them is enough.
+    chosen = {x: y for x, y in chosen.items() if len(chosen) < 2 or y.differs(problem.scale)}
+    if strict and problem.gradient is not None and is_narrow(dtype):
+        chosen |= choose_profiles(dtype, out_dtype, [*NARROW_SUMS])
+    if not problem.shares_keys:  # the same profile by two names
+        chosen = {x: y._replace(by_head=False) for x, y in chosen.items()}
+    return chosen
+
+
+def has_wide_sums(profile: Profile, dtype: str) -> bool:
+    """Tell whether all sums of a profile are in float32 or wider."""
+    to = profile.roundings(dtype)
+    sums = [to.accumulate, to.softmax, to.states]
+    sums += [to.out] if to.parts or to.by_head else []
+    narrow = to.unit is not None and to.unit.narrow
+    return not narrow and all(x is None or x.digits >= FORMATS["float32"].digits for x in sums)
 
 
 def fused_profile(dtype: str) -> str:

@@ -18,8 +18,8 @@ from ..kinds.parts import pose_parts
 from ..rounding.formats import check_all_hold, dtype_of, widen
 from ..rounding.layers import pose_recurrence
 from ..rounding.problems import Problem, check_holds, pose_arrays
-from ..rounding.profiles import Profile, check_hardware
-from .choice import ProfileChoice
+from ..rounding.profiles import Profile, check_hardware, profile_of
+from .choice import ProfileChoice, has_wide_sums
 from .empty_rows import EMPTY_ROWS, settle
 from .findings import UNUSED_D_OUT
 from .inputs import name_profiles, narrowest, read_inputs, type_of_states, unlimited
@@ -65,6 +65,7 @@ def verify(
     hardware: str | None = None,
     everything: bool = False,
     explain: bool = True,
+    accumulate: str | None = None,
     q_scale: Any = None,
     k_scale: Any = None,
     v_scale: Any = None,
@@ -144,6 +145,11 @@ def verify(
         which share of the rows was tested.
     explain : bool, default True
         Whether causes of wrong numbers are searched for, which takes about as long as the verdict.
+    accumulate : "float32", optional
+        The narrowest type of sums. With "float32", numbers fail that only narrower running sums
+        explain, and numbers that these explain far better. By default sums may be in the storage
+        type where a profile says so (`eager-narrow`, `flash-64`, ...), and the result has
+        `narrow_sums` if other narrow sums would pass as well.
     q_scale, k_scale, v_scale : float or arrays, optional
         Factors on arrays in 8 bits: one number, or arrays of shape (..., heads), (..., n), or with
         all axes of the array, for each head, token, block of tokens or columns, or element.
@@ -260,6 +266,7 @@ def verify(
     check_hardware("hardware", hardware)
     checks.flag("everything", everything)
     checks.flag("explain", explain)
+    check_sums("accumulate", accumulate, profile, inputs.storage)
     checks.choice("empty_rows", empty_rows, EMPTY_ROWS)
     # Read the results, whose shapes follow from the problem, and find the type of each.
     n, _, d_v = problem.shape
@@ -316,7 +323,7 @@ def verify(
     if profile is None and kind not in ("recurrent", "text"):
         scaled = any(x is not None for x in scales.values())
         names = name_profiles(inputs.types, storage, scaled, parts)
-    asked = (storage, names, alpha, everything, hardware, explain)
+    asked = (storage, names, alpha, everything, hardware, explain, accumulate is not None)
     verdict = judge_all(settle(parts, empty_rows), *asked)
     if "d_out" in got and not gradients:
         verdict = verdict.with_remark(UNUSED_D_OUT)
@@ -327,9 +334,9 @@ def verify(
             profile=profile, alpha=alpha, scale=scale, bias=bias, mask=mask, causal=causal,
             window=window, softcap=softcap, sinks=sinks, features=features,
             feature_map=feature_map, hardware=hardware, everything=everything, explain=explain,
-            q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, empty_rows=empty_rows, beta=beta,
-            log_decay=log_decay, write=write, removal=removal, decay=decay,
-            initial_state=initial_state, num_proposals=num_proposals, centres=centres,
+            accumulate=accumulate, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
+            empty_rows=empty_rows, beta=beta, log_decay=log_decay, write=write, removal=removal,
+            decay=decay, initial_state=initial_state, num_proposals=num_proposals, centres=centres,
             indices=indices, index_q=index_q, index_k=index_k, part_out=part_out, part_lse=part_lse,
             part_keys=part_keys, layout=other,
         )  # fmt: skip
@@ -349,6 +356,17 @@ def try_other_layout(
     with suppress(TypeError, ValueError):  # shapes that have no such layout
         return verdict.in_layout(option.format(other), judge_in(other))
     return verdict
+
+
+def check_sums(name: str, accumulate: Any, profile: Any, storage: str) -> None:
+    """Check the narrowest type of sums, beside a profile that is given."""
+    if accumulate is None:
+        return
+    checks.choice(name, accumulate, ("float32",))
+    if profile is not None and not has_wide_sums(profile_of(profile), storage):
+        raise ValueError(
+            f"`{name}` must come with a profile with sums in float32 or wider, got {profile!r}."
+        )
 
 
 def check_alpha(alpha: Any) -> float:

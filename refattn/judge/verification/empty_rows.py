@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
+from ...arrays.words import name_row
 from ..rounding.head import SoftmaxHead, Tile, exact_rows, score_tile
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
@@ -151,6 +152,17 @@ def list_conventions(
 def say_how_to_accept(convention: str) -> str:
     """Name the option, in Python and of the command, by which such rows pass."""
     return f"(to accept it: empty_rows={convention!r}, or --empty-rows {convention})"
+
+
+def remark_idle(rows: Sequence[Index]) -> list[str]:
+    """Name rows of which nothing is known."""
+    if not rows:
+        return []
+    first = name_row(min(rows))
+    return [
+        f"0 or the mean of v would also pass in {len(rows)} rows by this profile, the first is "
+        f"{first}: the verdict does not cover them"
+    ]
 
 
 def describe_idle(

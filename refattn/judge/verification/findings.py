@@ -15,6 +15,8 @@ from ..rounding.problems import Index, Problem
 
 WITHOUT_POWER = ("zeros", "mean of v")  # if one of these passes, a verdict means little
 LOGARITHMS = {"ln(2)": math.log(2), "log2(e)": 1 / math.log(2)}  # factors that are forgotten
+ALL_BUT = 0.95  # share of the mean square that a bug explains where there is no other
+_LEFT_BY_KNOWN = 4.0  # mean square of z, at most, that it leaves
 _NUMBERS_NAMED = 4  # numbers that are written one by one, at most
 _PERIODS = (4, 8, 16, 32, 64, 128)  # of places that come again
 IGNORES = "a kernel that ignores"  # an option: likewise
@@ -192,6 +194,16 @@ class ProfileTrial(NamedTuple):
     def rejected(self, alpha: float) -> bool:
         """Tell whether such numbers have probability alpha at most for this profile."""
         return min((x.adjusted for x in self.tests), default=1.0) <= alpha
+
+    def rank(self, alpha: float, rounded: bool) -> tuple[bool, bool, bool, float]:
+        """Rank what explains the numbers before what does with a bug, and that before the nearest.
+
+        Profiles whose inputs are rounded come last of those that are rejected alike.
+        """
+        most = max((x.explained for x in self.suspects), default=0.0)
+        off = abs(math.log(self.z.rms or 1.0))
+        known = most >= ALL_BUT and self.z.rms**2 * (1 - most) < _LEFT_BY_KNOWN
+        return self.rejected(alpha), rounded, not known, off
 
 
 def describe_span(numbers: npt.NDArray[Any]) -> str:

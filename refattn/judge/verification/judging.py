@@ -47,12 +47,11 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ...arrays.threads import one_blas_thread
-from ...arrays.words import name_row
 from ..kinds.chosen import judge_choice
 from ..kinds.parts import settle_part
 from ..mistakes.causes.places import list_remarks, suspect_narrower
@@ -61,18 +60,23 @@ from ..mistakes.causes.states import find_coarse_state, keep_common
 from ..rounding.hardware import IEEE
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
-from .blind import list_blind, list_ignored, mark_right_mean, remark_beyond, remark_same_values
+from .blind import (
+    list_blind,
+    list_ignored,
+    mark_right_mean,
+    remark_beyond,
+    remark_same_values,
+    sum_narrowly,
+)
 from .choice import (
-    ProfileChoice,
-    add_by_head,
-    backward_profiles,
-    choose_profiles,
+    Request,
+    choose_for,
+    has_wide_sums,
     is_narrow,
     may_be_one,
-    profiles_of_kind,
 )
-from .empty_rows import describe_idle
-from .findings import NOT_EXPLAINED, Finding, Numbers, Part, ProfileTrial, weaken
+from .empty_rows import describe_idle, remark_idle
+from .findings import Finding, Numbers, Part, ProfileTrial, weaken
 from .head_sums import ONE_PERCENT, RowWeights
 from .joint import find_smallest, knows_columns, name_wrong, test_each
 from .likelihood import ALIKE, Fit, ProfileSample, compare
@@ -89,11 +93,9 @@ from .looks import (
 )
 from .trial import attempt
 from .units import add_unit, describe_unit, list_units, on_hardware
-from .verdict import Verdict
+from .verdict import Interrupted, Verdict, join_verdicts
 
 _TOO_WELL = 0.75  # rms of z below which an option may be ignored, and a profile too loose
-_LEFT_BY_KNOWN = 4.0  # mean square of z, at most, that it leaves
-_ALL_BUT = 0.95  # share of the mean square that a defect explains where there is no other
 _UNLIKELY = 10.0  # log of how much likelier others are on some rows of another part
 _SURELY_REJECTED = -100.0  # log of a p-value that is surely enough to reject a profile by some rows
 _SURE_P = 1e-40  # corrected p-value by which some rows reject a profile, beside tests of all
@@ -102,34 +104,14 @@ _ONE_OF_ROWS = 8  # of so many, one may be wrong, and the others tell the profil
 _TESTS = 64  # more than a trial has: what is sure beside so many needs no other
 
 
-class _Asked(NamedTuple):
-    """The storage type, the profiles that are tried, the level, and whether all rows are."""
-
-    dtype: str
-    profile: ProfileChoice = None
-    alpha: float = 1e-6
-    everything: bool = False
-    hardware: str | None = None
-    explain: bool = True  # whether causes are searched for
-
-
 class _Case:
     """A part that is judged, and what was found of it by profile."""
 
-    def __init__(self, part: Part, asked: _Asked) -> None:
+    def __init__(self, part: Part, asked: Request) -> None:
         self.numbers, self.dtype, self.alpha = part.numbers, asked.dtype, asked.alpha
-        names = asked.profile
-        if names is None:
-            wide = not is_narrow(part.numbers.out_dtype)
-            names = profiles_of_kind(part.problem.kind, asked.dtype, part.problem.kept, wide)
-        chosen = choose_profiles(asked.dtype, part.numbers.out_dtype, names)
-        # At a scale that is a power of 2 some profiles round the same: one of them is enough.
-        chosen = {
-            x: y for x, y in chosen.items() if len(chosen) < 2 or y.differs(part.problem.scale)
-        }
+        self.strict, of = asked.strict, part.numbers.out_dtype
+        chosen = choose_for(part.problem, of, asked.dtype, asked.profile, asked.strict)
         self.profiles = on_hardware(chosen, asked.hardware)
-        if not part.problem.shares_keys:  # the same profile by two names
-            self.profiles = {x: y._replace(by_head=False) for x, y in self.profiles.items()}
         self.everything, self.seconds = asked.everything, 0.0
         self.problem = part.problem.looked_at(choose_blocks(part.problem, asked.everything))
         self.weights = RowWeights(self.problem, asked.dtype)
@@ -142,7 +124,8 @@ class _Case:
 
     def compare(self, names: Sequence[str]) -> None:
         """Compare some profiles."""
-        start, chosen = time.perf_counter(), {x: self.profiles[x] for x in names}
+        start = time.perf_counter()
+        chosen = {x: y for x, y in self.profiles.items() if x in names or self.is_rival(x)}
         some = choose_compared(self.problem)
         weights = self.weights.of_rows(some)
         self.fits = compare(some, self.numbers, self.dtype, chosen, weights, self.looks)
@@ -161,12 +144,17 @@ class _Case:
         }
         self.trials = kept
 
+    def is_rival(self, name: str) -> bool:
+        """Tell whether a profile only speaks against others, as its sums are narrow."""
+        return self.strict and not has_wide_sums(self.profiles[name], self.dtype)
+
     def is_out(self, name: str) -> bool:
         """Tell whether some rows are enough to reject a profile."""
         # Holm multiplies a p-value by the count of tests at most, so that these stay below alpha
         # whatever all rows say.
         fit, least = self.fits.get(name), self.alpha / _TESTS
-        if self.screened.get(name, 1.0) <= least or self.glanced.get(name, 1.0) <= _SURE_P:
+        some = self.screened.get(name, 1.0) <= least or self.glanced.get(name, 1.0) <= _SURE_P
+        if some or self.is_rival(name):
             return True
         return fit is not None and not (fit.within and fit.log_p > math.log(least))
 
@@ -283,6 +271,10 @@ class _Case:
         tried = name in self.trials and self.trials[name].rejected(self.alpha)
         return tried or self.is_out(name)
 
+    def rank(self, name: str) -> tuple[bool, bool, bool, float]:
+        """Rank a profile by how well it explains the numbers."""
+        return self.trials[name].rank(self.alpha, self.profiles[name].inputs is not None)
+
     def conclude(self, name: str) -> Verdict:
         """Write the verdict by a profile."""
         best, start = self.trial(name), time.perf_counter()
@@ -314,7 +306,7 @@ class _Case:
             if best.z.rms < _TOO_WELL:
                 tighter = [y for x, y in self.profiles.items() if self.is_rejected(x)]
                 blind += list_ignored(problem, numbers, dtype, tighter)
-            remarks += [*remark_same_values(problem, blind), *_remark_idle(best.idle)]
+            remarks += [*remark_same_values(problem, blind), *remark_idle(best.idle)]
             remarks += describe_idle(problem, numbers, dtype, by, sorted(best.idle))
             if problem.kind == "recurrent" and by.states is not None:
                 remarks.append(f"fits a kernel whose state is kept in {dtype} between chunks")
@@ -347,6 +339,7 @@ class _Case:
             idle=len(best.idle),
             rows=wrong,
             more_rows=more,
+            strict=self.strict,
         )
 
     def _name_rows(self, best: ProfileTrial) -> tuple[tuple[tuple[Index, float], ...], bool]:
@@ -370,7 +363,7 @@ class _Case:
     def _list_smallest(self) -> dict[str, float]:
         """List the smallest corrected p-values of the profiles that were tried, or need not be."""
         found = {}
-        for name in self.profiles:
+        for name in (x for x in self.profiles if not self.is_rival(x)):
             if name in self.trials:
                 found[name] = min((x.adjusted for x in self.trials[name].tests), default=1.0)
             elif self.is_out(name):
@@ -385,14 +378,14 @@ class _Case:
 @np.errstate(all="ignore")  # small weights underflow, and wrong numbers are of any size
 def judge(problem: Problem, numbers: Numbers, *asked: Any, **named: Any) -> Verdict:
     """Judge whether a correct kernel can have produced these numbers for a problem."""
-    return _judge_one(Part(problem, numbers), _Asked(*asked, **named))
+    return _judge_one(Part(problem, numbers), Request(*asked, **named))
 
 
-def _judge_one(part: Part, asked: _Asked, backward: str | None = None) -> Verdict:
+def _judge_one(part: Part, asked: Request, backward: str | None = None) -> Verdict:
     """Judge an output by the likeliest profile, of those that the gradients' may have beside it."""
     case = _Case(part, asked)
     case.compare([*case.profiles])  # which sorts them, the likeliest first
-    names = [x for x in case.fits if may_be_one(x, backward)]
+    names = [x for x in case.fits if may_be_one(x, backward) and not case.is_rival(x)]
     found = next((x for x in names if not case.rejects(x)), None)
     if asked.hardware is None and (found is None or case.is_doubtful(found)):
         units = [x for x in case.add_units() if may_be_one(x, backward)]
@@ -401,28 +394,73 @@ def _judge_one(part: Part, asked: _Asked, backward: str | None = None) -> Verdic
     if found is None:  # with inputs as they are, sizes of defects are right
         as_they_are = (x for x in names if case.profiles[x].inputs is None)
         case.trial(next(as_they_are, names[0]))
-    verdict = case.conclude(found or min(case.trials, key=lambda x: _rank_trial(case, x)))
+    trials = {
+        x: y.rank(case.alpha, case.profiles[x].inputs is not None) for x, y in case.trials.items()
+    }
+    verdict = case.conclude(found or min(trials, key=trials.__getitem__))
     if not asked.explain:
-        return _leave(verdict)
-    return explain(case.problem, part.numbers, verdict, asked.profile)
-
-
-def _leave(verdict: Verdict) -> Verdict:
-    """Say of a wrong part that its causes were not searched for."""
-    if verdict.verdict != "FAIL":
-        return verdict
-    suspects = [x for x in verdict.suspects if (x.name, x.explained > _ALL_BUT) == ("factor", True)]
-    return verdict._replace(suspects=suspects).with_remark(NOT_EXPLAINED)
+        return verdict.leave_causes()
+    try:
+        return explain(case.problem, part.numbers, verdict, asked.profile)
+    except KeyboardInterrupt:
+        raise Interrupted(verdict.leave_causes()) from None
 
 
 @one_blas_thread()
 @np.errstate(all="ignore")  # small weights underflow, and wrong numbers are of any size
 def judge_all(parts: Mapping[str, Part], *of: Any, **named: Any) -> Verdict:
     """Judge an output, gradients or both: together they fail with probability alpha at most."""
-    whole = _Asked(*of, **named)
+    asked = Request(*of, **named)
+    found = _judge_parts(parts, asked._replace(explain=asked.explain and not asked.strict))
+    if asked.strict and found.verdict == "FAIL":
+        other = _judge_parts(parts, asked._replace(strict=False))
+        found = other if other.verdict == "FAIL" else found.blame_sums(other)
+    if found.verdict != "PASS" or not is_narrow(asked.dtype):
+        return found
+    try:
+        return found.note_sums([x for x in parts if _accepts_narrow_sums(x, parts, asked, found)])
+    except KeyboardInterrupt:
+        raise Interrupted(found.cut_short([])) from None
+
+
+def _accepts_narrow_sums(name: str, parts: Mapping[str, Part], asked: Request, by: Verdict) -> bool:
+    """Tell whether sums in the storage type would pass, too."""
+    part = parts[name]
+    if part.problem.kind != "scores":
+        return False
+    asked = asked if part.problem.is_mean else asked.of_gradients(parts)
+    case = _Case(part, asked)
+    for rows in (choose_compared(case.problem), case.problem):  # all if some do not tell
+        case = _Case(part, asked)
+        case.problem, case.weights = rows, RowWeights(rows, asked.dtype)
+        case.numbers = part.numbers._replace(out=sum_narrowly(rows, asked.dtype), lse=None)
+        case.compare([*case.profiles])
+        # The other parts were explained by a profile: this is of the same kernel.
+        names = [x for x in case.fits if len(parts) == 1 or may_be_one(x, by.profile)]
+        if all(case.rejects(x) for x in names):
+            return False
+    return True
+
+
+def _judge_parts(parts: Mapping[str, Part], whole: Request) -> Verdict:
+    """Judge each part, and join the verdicts; those that are known if it is interrupted."""
+    verdicts, of = dict[str, Verdict](), (whole.alpha, len(parts))
+    try:
+        _judge_each(parts, whole, verdicts)
+    except KeyboardInterrupt as stop:
+        left = [x for x in parts if x not in verdicts]
+        if isinstance(stop, Interrupted):
+            verdicts[left.pop(0)] = stop.found
+        if not verdicts:
+            raise
+        raise Interrupted(join_verdicts(verdicts, *of).cut_short(left)) from None
+    return join_verdicts(verdicts, *of)
+
+
+def _judge_each(parts: Mapping[str, Part], whole: Request, verdicts: dict[str, Verdict]) -> None:
+    """Judge each part, and let them be of one kernel."""
     # Bonferroni: a correct kernel may fail in any part.
     forward_asked = whole._replace(alpha=whole.alpha / len(parts))
-    profile, verdicts = whole.profile, dict[str, Verdict]()
     for name, part in parts.items():
         if part.problem.gradient is None:
             verdicts[name] = judge(*part, *forward_asked)
@@ -430,35 +468,26 @@ def judge_all(parts: Mapping[str, Part], *of: Any, **named: Any) -> Verdict:
                 verdicts[name] = settle_part(name, part, verdicts[name])
     gradients = {x: y for x, y in parts.items() if x not in verdicts}
     if "out" in parts and "index_q" in (problem := parts["out"].problem).first:
-        verdicts["indices"] = judge_choice(problem, whole.dtype, profile, whole.alpha)
-    if [*verdicts] == ["out"] and not gradients:
-        return verdicts["out"]
+        verdicts["indices"] = judge_choice(problem, whole.dtype, whole.profile, whole.alpha)
     if gradients:
-        wide = any(not is_narrow(x.numbers.out_dtype) for x in gradients.values())
-        names: ProfileChoice = backward_profiles(whole.dtype, wide) if profile is None else profile
-        if any(x.problem.shares_keys for x in gradients.values()):
-            names = add_by_head(names)
-        asked = forward_asked._replace(profile=names)
+        asked = forward_asked.of_gradients(gradients)
         backward = _judge_gradients(gradients, asked)
         if "out" in verdicts:
             verdicts["out"], backward = _as_one_kernel(
                 parts, (verdicts["out"], backward), (forward_asked, asked)
             )
+        verdicts |= {x: y.leave_causes() for x, y in backward.items()}
         if whole.explain:
-            verdicts |= explain_gradients(gradients, backward, profile, verdicts.get("out"))
-        else:
-            verdicts |= {x: _leave(y) for x, y in backward.items()}
+            out = verdicts.get("out")
+            verdicts |= explain_gradients(gradients, backward, whole.profile, out)
     left = keep_common({x: y.suspects for x, y in verdicts.items()})
-    verdicts = {x: y._replace(of=x, suspects=left[x]) for x, y in verdicts.items()}
-    first = min(verdicts.values(), key=lambda x: ("FAIL", "UNDERPOWERED", "PASS").index(x.verdict))
-    seconds = sum(x.seconds for x in verdicts.values())
-    return first._replace(alpha=whole.alpha, seconds=seconds, parts=verdicts)
+    verdicts |= {x: y._replace(suspects=left[x]) for x, y in verdicts.items()}
 
 
 def _as_one_kernel(
     parts: Mapping[str, Part],
     found: tuple[Verdict, dict[str, Verdict]],
-    asked: tuple[_Asked, _Asked],
+    asked: tuple[Request, Request],
 ) -> tuple[Verdict, dict[str, Verdict]]:
     """Judge again by profiles that may be of one kernel, if those of a forward and a backward pass.
 
@@ -484,7 +513,7 @@ def _as_one_kernel(
 
 
 def _judge_gradients(
-    parts: Mapping[str, Part], asked: _Asked, forward: str | None = None
+    parts: Mapping[str, Part], asked: Request, forward: str | None = None
 ) -> dict[str, Verdict]:
     """Judge the gradients of one backward pass by one profile: the likeliest that explains all.
 
@@ -516,18 +545,21 @@ def _judge_gradients(
                 add_unit(case.profiles, name)
         name = _agree(worst_first, units)
     name = name or _agree_without_some(worst_first, names)
-    name = name or min(names, key=lambda x: sum(y.is_rejected(x) for y in cases.values()))
+    if not name:
+        wrong = {x: sum(y.is_rejected(x) + y.is_rival(x) for y in worst_first) for x in names}
+        name = min(names, key=lambda x: (wrong[x], *_rank(worst_first, x)))
     return {x: case.conclude(name) for x, case in cases.items()}
+
+
+def _rank(cases: Sequence[_Case], name: str) -> tuple[int, int, float]:
+    fits = [x.fits[name] for x in cases if name in x.fits]  # some were not compared
+    return sum(x.is_out(name) for x in cases), -len(fits), sum(x.against for x in fits)
 
 
 def _agree(cases: Sequence[_Case], names: Sequence[str]) -> str:
     """Find the likeliest profile that explains all parts; an empty name if there is none."""
 
-    def rank(name: str) -> tuple[int, int, float]:
-        fits = [x.fits[name] for x in cases if name in x.fits]  # some were not compared
-        return sum(x.is_out(name) for x in cases), -len(fits), sum(x.against for x in fits)
-
-    found = sorted(names, key=rank)
+    found = sorted(names, key=lambda x: _rank(cases, x))
     left = (x for x in found if not any(y.is_out(x) or y.glance(x) for y in cases))
     return next((x for x in left if not any(y.rejects(x) for y in cases)), "")
 
@@ -559,33 +591,9 @@ def _share_evidence(cases: Sequence[_Case], names: Sequence[str]) -> None:
         case.take_evidence(explained)
 
 
-def _remark_idle(rows: Sequence[Index]) -> list[str]:
-    """Name rows of which nothing is known."""
-    if not rows:
-        return []
-    first = name_row(min(rows))
-    return [
-        f"0 or the mean of v would also pass in {len(rows)} rows by this profile, the first is "
-        f"{first}: the verdict does not cover them"
-    ]
-
-
-def _rank_trial(case: _Case, name: str) -> tuple[bool, bool, bool, float]:
-    """Rank first what explains the numbers, then what does with a known defect, then the nearest.
-
-    Sizes of defects are right for the problem as it was given, with inputs as they are.
-    """
-    trial = case.trials[name]
-    most = max((x.explained for x in trial.suspects), default=0.0)
-    rounded = case.profiles[name].inputs is not None
-    off = abs(math.log(trial.z.rms or 1.0))
-    known = most >= _ALL_BUT and trial.z.rms**2 * (1 - most) < _LEFT_BY_KNOWN
-    return trial.rejected(case.alpha), rounded, not known, off
-
-
 def _suspect_float32(problem: Problem, numbers: Numbers, dtype: str, alpha: float) -> Iterator[str]:
     """Say if float64 numbers are those of sums or exponentials in float32."""
     if dtype == "float64" and problem.gradient is None:
-        case = _Case(Part(problem, numbers), _Asked(dtype, "math", alpha, False))
+        case = _Case(Part(problem, numbers), Request(dtype, "math", alpha, False))
         if case.trial("math").known and not case.rejects("math"):
             yield "profile math accepts these numbers: some step of the kernel may be in float32"

@@ -14,6 +14,7 @@ from ...arrays.tables import Column, Table
 from ...arrays.words import name_element, name_row, portable, to_json
 from .directions import SENTENCES
 from .findings import (
+    ALL_BUT,
     BEYOND,
     NOT_EXPLAINED,
     SAME_KEYS,
@@ -37,12 +38,21 @@ _DEFECTS = {
     "row": "one row wrong by a factor 1 +",
 }
 
+_STRICTER = " (--strict allows sums in float32 only)"
 _NUMBER = re.compile(r"-?\d[\d.]*(e[-+]?\d+)?( ± \S+)?")
 _NEARLY_ALL = 0.99  # of the error
 _CAUSES, _REMARKS = 2, 3  # that are written without `verbose`
 _OF_SIZES = ("bound", "largest z", "mean square", "likelihood")
 _OF_ROW = ("where", "p")
 _OF_PLACES = ("mean square of tiles", "mean square of heads")
+
+
+class Interrupted(KeyboardInterrupt):
+    """An interruption, with what was `found` until then."""
+
+    def __init__(self, found: Any) -> None:
+        super().__init__()
+        self.found = found
 
 
 @held("verdict", "profile", "dtype", "shape", "alpha")
@@ -92,7 +102,8 @@ class Verdict(NamedTuple):
         The hardware whose matrix units explain the numbers, if rounded sums do not.
     parts : dict of str to Verdict
         If gradients or a state are judged, the verdicts on those of `out`, `state`, `dq`, `dk` and
-        `dv` that were passed, each at its share of alpha.
+        `dv` that were passed, each at its share of alpha; also of `part 0`, ... and `merge`, of
+        parts of the keys, and of `indices`, of which nothing but proven bounds are tested.
     looked_at : float
         Share of the rows that were tested.
     blind : tuple of str
@@ -108,6 +119,10 @@ class Verdict(NamedTuple):
         p-values, the smallest first. An index has heads before tokens, whatever the layout.
     more_rows : bool
         Whether there may be more wrong rows: the search for them has a limit of time.
+    strict : bool
+        Whether sums had to be in float32 or wider.
+    narrow_sums : bool
+        Whether running sums in the storage type, rounded after 64 tokens, would also pass.
     worst : Worst or None
         The element with the largest error: its array and place, the kernel's number, the exact
         number, and the largest error allowed.
@@ -139,6 +154,8 @@ class Verdict(NamedTuple):
     worst: Worst | None = None
     rows: tuple[tuple[tuple[int, ...], float], ...] = ()
     more_rows: bool = False
+    strict: bool = False
+    narrow_sums: bool = False
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle `parts` as a dict: a read-only mapping cannot be pickled."""
@@ -179,6 +196,35 @@ class Verdict(NamedTuple):
         parts = {x: y.with_remark(text) if x == self.of else y for x, y in self.parts.items()}
         return self._replace(remarks=[text, *self.remarks], parts=parts)
 
+    def leave_causes(self) -> Verdict:
+        """Say of wrong numbers that their causes were not searched for, unless it is a factor."""
+        if self.verdict != "FAIL":
+            return self
+        found = [x for x in self.suspects if x.name == "factor" and x.explained > ALL_BUT]
+        return self._replace(suspects=found).with_remark(NOT_EXPLAINED)
+
+    def blame_sums(self, other: Verdict) -> Verdict:
+        """Name narrow sums as the cause, as the verdict on any sums is another that passed."""
+        parts = {x: y.blame_sums(other.parts[x]) for x, y in self.parts.items()}
+        if self.verdict != "FAIL":
+            return self._replace(parts=parts)
+        text = f"some sums are narrower than float32: if they may be, this is a {other.verdict}"
+        cause = Suspect("narrow sums", math.nan, math.nan, math.nan, math.nan, text)
+        remarks = [x for x in self.remarks if x != NOT_EXPLAINED]
+        return self._replace(suspects=[cause], remarks=remarks, parts=parts)
+
+    def note_sums(self, passed: Sequence[str]) -> Verdict:
+        """Note that narrow sums would pass, in the parts of these names."""
+        parts = {x: y.note_sums([x] if x in passed else []) for x, y in self.parts.items()}
+        of = bool(passed) if not parts else self.of in passed
+        return self._replace(parts=parts, narrow_sums=of)
+
+    def cut_short(self, left: Sequence[str]) -> Verdict:
+        """Say which parts were not judged: without them nothing passes."""
+        verdict = "UNDERPOWERED" if self.verdict == "PASS" and left else self.verdict
+        text = f"interrupted: {', '.join(left)} not judged" if left else "interrupted"
+        return self._replace(verdict=verdict).with_remark(text)
+
     def in_layout(self, option: str, transposed: Verdict) -> Verdict:
         """Name the layout as the cause if the transposed arrays pass, or are nearly right."""
         share = 1.0
@@ -211,6 +257,16 @@ class Verdict(NamedTuple):
         return "\n".join(lines)
 
 
+def join_verdicts(verdicts: dict[str, Verdict], alpha: float, parts: int) -> Verdict:
+    """Make one verdict of those on so many parts, or on some of them."""
+    if [*verdicts] == ["out"] and parts == 1:
+        return verdicts["out"]
+    verdicts = {x: y._replace(of=x) for x, y in verdicts.items()}
+    first = min(verdicts.values(), key=lambda x: ("FAIL", "UNDERPOWERED", "PASS").index(x.verdict))
+    seconds = sum(x.seconds for x in verdicts.values())
+    return first._replace(alpha=alpha, seconds=seconds, parts=verdicts)
+
+
 def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
     """Write what a verdict is, and what it rests on, line by line."""
     one = {"out": "an output", "state": "a state"}.get(verdict.of, verdict.of)
@@ -219,6 +275,7 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
         if verdict.out_dtype == verdict.dtype
         else f"{verdict.dtype} with {one} in {verdict.out_dtype}"
     )
+    types += " with sums in float32" * verdict.strict
     words = {
         "PASS": f"a correct kernel in {types} gives such numbers (profile {verdict.by})",
         "FAIL": f"no correct kernel in {types} gives such numbers",
@@ -240,9 +297,11 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
         of_out = f" of {verdict.of}" * (verdict.worst is not None and verdict.worst[0] == "lse")
         if verdict.worst is not None and not math.isfinite(verdict.worst[2]):
             of_out += " of finite numbers"
+        ratio = "error / standard deviation"
+        if verdict.of == "indices":
+            ratio = "difference of scores / what rounding allows"
         yield (
-            f"  error / standard deviation{of_out}: rms {verdict.z.rms:.3g}, "
-            f"largest {verdict.z.largest:.3g}{there}"
+            f"  {ratio}{of_out}: rms {verdict.z.rms:.3g}, largest {verdict.z.largest:.3g}{there}"
         )
     if failed:
         yield from _write_tests(verdict, verbose)
@@ -255,6 +314,8 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
     yield from (f"  {x}" for x in others[: None if verbose else _REMARKS])
     if not failed:
         yield from _write_power(verdict, one)
+        if verdict.narrow_sums:
+            yield f"  sums in {verdict.dtype} would also pass{_STRICTER * (not verdict.strict)}"
     rejected = [x for x, p in verdict.trials.items() if p <= verdict.alpha]
     if rejected and (not failed or verbose):
         yield f"  profiles ruled out: {', '.join(rejected)}"
@@ -274,7 +335,8 @@ def _write_short(verdict: Verdict) -> str:
     rms = f"rms {verdict.z.rms:.3g}"
     if verdict.verdict != "FAIL":
         profile = f"profile {verdict.profile}, " if verdict.profile else ""
-        return f"{verdict.verdict} ({profile}{rms})"
+        sums = f"; sums in {verdict.dtype} would also pass" * verdict.narrow_sums
+        return f"{verdict.verdict} ({profile}{rms}{sums})"
     cause = NOT_EXPLAINED if NOT_EXPLAINED in verdict.remarks else "unknown cause"
     cause = as_cause(verdict.suspects[0].text) if verdict.suspects else cause
     return f"FAIL ({rms}): {cause}"

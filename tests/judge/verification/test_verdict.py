@@ -518,9 +518,7 @@ def test_ranks_of_profiles():
         suspects = [SimpleNamespace(explained=x) for x in explained]
         z = SimpleNamespace(rms=rms)
         trial = SimpleNamespace(rejected=lambda _: rejected, suspects=suspects, z=z)
-        profiles = {"a": PROFILES["tf32" if inputs else "math"]}
-        case = SimpleNamespace(trials={"a": trial}, profiles=profiles, alpha=1e-6)
-        return judging._rank_trial(case, "a")
+        return findings.ProfileTrial.rank(trial, 1e-6, inputs)
 
     assert rank(False, True, [], 9.0) < rank(True, False, [0.96], 1.0)
     assert rank(True, False, [0.96], 9.0) < rank(True, False, [0.94, 0.5], 1.0)
@@ -595,17 +593,17 @@ def test_the_worst_of_all_parts_is_what_is_said(first, second, monkeypatch):
         name: (name, x) for name, x in names.items()
     }
     rest = {name: parts[name] for name in ("dq", "dv")}
-    said = ("float32", "math", level, False, "ampere", True)
+    said = ("float32", "math", level, False, "ampere", True, False)
     assert asked == [(*parts["out"], *said), (rest, said)]
     del parts["out"]
     alone = judging.judge_all(parts, "float32", "math", 0.3)
     assert (alone.verdict, [*alone.parts]) == (second, ["dq", "dv"])
     whole = findings.Part(problem, numbers)
     one_part = judging.judge_all({"out": whole}, "float32", None, 0.3)
-    assert (one_part.verdict, one_part.parts, asked[-1][-4:]) == (
+    assert (one_part.verdict, one_part.parts, asked[-1][-5:]) == (
         first,
         {},
-        (0.3, False, None, True),
+        (0.3, False, None, True, False),
     )
 
 

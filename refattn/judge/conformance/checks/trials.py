@@ -94,9 +94,16 @@ class CheckRun:
     crashed: bool = False  # whether the end of the candidate's process ended it
     untried: list[str] = field(default_factory=list)  # what the check left out, and why
     over: bool = False  # time has run out, and nobody waits for the rest
+    interrupted: bool = False  # by a signal
+    times: dict[Any, list[float]] = field(default_factory=dict)  # of calls, by shapes
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng([self.seed, zlib.crc32(self.name.encode())])
+
+    def anew(self) -> CheckRun:
+        """Return another run of the same check, which draws the same numbers."""
+        names = ("adapter", "name", "seed", "size", "budget", "level", "times")
+        return CheckRun(**{x: getattr(self, x) for x in names})
 
     def normal(self, *shape: int, size: float = 1.0) -> Floats:
         """Draw normal numbers that are exact in the candidate's dtype; with relu, their sizes.
@@ -154,6 +161,8 @@ class CheckRun:
         self.got = self.part = None
         self.since = time.monotonic()
         got = self.adapter(*arrays, strict=strict, memory=memory, **options)
+        shapes = (*(x.shape for x in arrays), *sorted(options))
+        self.times.setdefault(shapes, []).append(time.monotonic() - self.since)
         self.since = None
         self.calls += 1
         self.got = got

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from statistics import median
+from typing import Any
 
 from ..checks.trials import CheckRun
 from .report import UNDERPOWERED, Result
 
+_FEWEST_SHAPES, _COMPILED_LONGER = 3, 10  # shapes, and times that the first call of one takes
 _UNSEEN_DRAWS = (
     "rounding or the declared epsilon hides the random draws: also check your function with "
     "float64 arrays and an epsilon of 0"
@@ -20,6 +23,7 @@ def advise(
     levels: Mapping[str, int],
     level: str,
     limit: float,
+    spent: float,
 ) -> str:
     """Ask for more time if checks that lack power were cut short, or else for more seeds."""
     weak = [x for x in zip(results, trials, strict=True) if x[0].status == UNDERPOWERED]
@@ -34,13 +38,29 @@ def advise(
         longer = f"--time-limit {_round_to_digits(factor * limit)}"
         if trials[0].adapter["library"] == "torch" and trials[0].adapter["device"] in (None, "cpu"):
             longer += ", or OMP_NUM_THREADS=1 before the command: threads slow small arrays down"
-        return f"too slow: {done} in {limit:g} s: {longer}"
+        compiled = _say_compiled(trials[0].times)
+        return f"too slow: {done} in {spent:.3g} s{compiled}: {longer}"
     higher = [*levels][[*levels].index(level) + 1 :]
     # Checks with p-values lack seeds; without any, nothing could be tested.
     short = [bool(t.p) for result, t in weak if result.shortfalls]
     if any(short):
         return f"too few seeds: --level {higher[0]}" if higher else ""
     return _UNSEEN_DRAWS if short else ""
+
+
+def _say_compiled(times: Mapping[Any, list[float]]) -> str:
+    """Say if most of the time went into the first calls with arrays of some shapes."""
+    first = [x[0] for x in times.values()]
+    later = [y for x in times.values() for y in x[1:]]
+    if len(first) < _FEWEST_SHAPES or not later or sum(first) < sum(later):
+        return ""
+    once, again = median(first), median(later)
+    if once < _COMPILED_LONGER * again:
+        return ""
+    return (
+        f", {sum(first):.2g} s of it in the first call of each of {len(first)} shapes "
+        f"({once:.2g} s, later calls {again:.2g} s: is the function compiled for each shape?)"
+    )
 
 
 def _round_to_digits(x: float) -> int:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import secrets
-import sys
 import threading
 import time
 import traceback
@@ -30,6 +28,7 @@ from ..checks.trials import CHECKS, Check, CheckRun, attends
 from ..truth.allowed import largest_exponent
 from .advice import advise
 from .causes import Asked, ask_again, name_cause
+from .interrupts import interrupt
 from .neighbours import diagnose
 from .refusals import describe_call, name_keyword
 from .report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED, Report, Result
@@ -40,6 +39,8 @@ from .untried import not_tried
 # Seeds a statistical check may use, and seconds its calls may take; fewer seeds if they are slow.
 LEVELS = {"quick": 2000, "full": 8000}
 _BUDGET = {"quick": 60.0, "full": 300.0}
+_SHARE_OF_DRAWS = 0.8  # of the time that a law has
+_WORTH_IT = 1.5  # times as long, to draw again
 TIME_LIMITS = {level: 2 * seconds for level, seconds in _BUDGET.items()}  # of a whole run
 _TO_DIAGNOSE = 30.0  # seconds
 _OF_COUPLINGS = {"frequency_pairs", "feature_sums", "feature_average", "unseen_law"}
@@ -176,15 +177,15 @@ def check(
     stopped, beyond = "", {}
     context = isolated if isolate or isinstance(adapter.fn, Elsewhere) else nullcontext
     with context(adapter) as candidate:
-        end = time.monotonic() + limit
+        start, times = time.monotonic(), dict[Any, list[float]]()
+        end, most = start + limit, _BUDGET[level] * max(1.0, limit / TIME_LIMITS[level])
         for i, item in enumerate(track(list(chosen.values()))):
             left = max(end - time.monotonic(), 0.0)
             # Laws use all the time that they are given, so they share what is left.
             laws_left = sum(x.layer != "identity" for x in list(chosen.values())[i:])
             shares = 1 if item.layer == "identity" else laws_left
-            most = _BUDGET[level] * max(1.0, limit / TIME_LIMITS[level])
-            budget = min(most, left / 2 / shares)
-            trial = CheckRun(candidate, item.name, seed, LEVELS[level], budget, level)
+            budget = min(most, _SHARE_OF_DRAWS * left / shares)
+            trial = CheckRun(candidate, item.name, seed, LEVELS[level], budget, level, times=times)
             result = _run_check(item, trial, left, limit / 2)
             if trial.beyond and trial.error is None and not trial.p:  # nothing was asked
                 beyond[item.name] = trial.beyond
@@ -197,6 +198,16 @@ def check(
             stopped = _stops(item, trial, result)
             if stopped:
                 break
+        # Those that the clock cut short, whatever they found, share the time that others left.
+        slow = [i for i, t in enumerate(trials) if t.reached < 1 and not stopped]
+        for place, i in enumerate(slow):
+            left = max(end - time.monotonic(), 0.0)
+            budget = min(most, _SHARE_OF_DRAWS * left / (len(slow) - place))
+            if budget > _WORTH_IT * trials[i].budget:
+                item = chosen[results[i].check]
+                trial = replace(trials[i].anew(), budget=budget)
+                results[i], trials[i] = _run_check(item, trial, left, limit / 2), trial
+        spent = time.monotonic() - start
         wrong = not stopped and any(r.status == FAIL for r in results)
         _correct(results, trials, alpha)
         failed = [r.check for r in results if r.status == FAIL]
@@ -243,7 +254,7 @@ def check(
         | dict.fromkeys(list(chosen)[len(results) + len(beyond) :], stopped),
         adapter.limits,
         diagnosis,
-        advice=advise(results, trials, LEVELS, level, limit),
+        advice=advise(results, trials, LEVELS, level, limit, spent),
     )
 
 
@@ -292,7 +303,7 @@ def _stops(item: Check, trial: CheckRun, result: Result) -> str:
     if result.status == FAIL and trial.over:
         return "the candidate hangs"
     if result.status == UNDERPOWERED and trial.over:
-        return "time is over"
+        return "interrupted" if trial.interrupted else "time is over"
     if trial.crashed:
         return "the candidate crashed"
     if item.name == "contract" and trial.refused and trial.calls == 0:
@@ -477,16 +488,19 @@ def _run_check(item: Check, trial: CheckRun, limit: float, patience: float) -> R
 
     thread = threading.Thread(target=work, daemon=True, name=f"check {item.name}")
     thread.start()
-    thread.join(min(limit, threading.TIMEOUT_MAX))
-    late = thread.is_alive()
+    try:
+        thread.join(min(limit, threading.TIMEOUT_MAX))
+    except KeyboardInterrupt:
+        trial.interrupted = True
+    late = thread.is_alive() or trial.interrupted
     trial.refused = "" if late else getattr(outcome[0], "stops", "")
     calls, since = trial.calls, trial.since
     # A call that has not returned, however many came before it.
-    hangs = since is not None and time.monotonic() - since > patience
+    hangs = since is not None and time.monotonic() - since > patience and not trial.interrupted
     if late:
         trial.over = True  # no further calls
         if since is not None:
-            _interrupt(thread)
+            interrupt(thread)
     error = None if late else outcome[0]
     if isinstance(error, WrongRecord):
         raise error
@@ -500,7 +514,8 @@ def _run_check(item: Check, trial: CheckRun, limit: float, patience: float) -> R
     if late:
         result.status = FAIL if hangs else UNDERPOWERED
         result.expected = f"an answer within {limit:.3g} s"
-        result.got = "none" if hangs else f"no answer after {calls} calls"
+        why = "interrupted" if trial.interrupted else "no answer"
+        result.got = "none" if hangs else f"{why} after {calls} calls"
     elif isinstance(error, Beyond):
         trial.beyond = str(error)
         trial.untried.append(f"other cases are {error}")
@@ -548,25 +563,6 @@ def _severity(item: Check, trial: CheckRun, error: BaseException | None) -> str:
 
 _CONTRACTS = ("contract", "seeds")
 _MASKED = ("hidden_nonsense", "gradients_of_hidden_nonsense")
-
-
-def _interrupt(thread: threading.Thread) -> None:
-    """Ask a thread to stop: a loop in Python does, one in compiled code goes on unseen.
-
-    An import is not interrupted: its module would stay half made, and locked for every thread.
-    """
-    if thread.ident is not None and not _imports(thread.ident):
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
-        )
-
-
-def _imports(ident: int) -> bool:
-    """Return whether a thread is within an import."""
-    frame = sys._current_frames().get(ident)
-    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
-        frame = frame.f_back
-    return frame is not None
 
 
 def _correct(results: list[Result], trials: list[CheckRun], alpha: float) -> None:
