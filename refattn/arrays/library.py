@@ -103,8 +103,9 @@ def fused(step: Callable[..., _Result]) -> Callable[..., _Result]:
     A step is a pure function of arrays and numbers by position, and at last of their namespace. It
     has elementwise functions only and asks for no value and no shape: then results have the shape
     that its arguments broadcast to. Or it has one reduction, after which it uses only what that
-    returned. It calls no other step. What a tape traces is recorded function by function. A version
-    of CuPy that makes no kernel of a step is warned of, and runs it as it is, too.
+    returned. It calls no other step. For CuPy alone it may write to an argument, whole. What a tape
+    traces is recorded function by function. A version of CuPy that makes no kernel of a step is
+    warned of, and runs it as it is, too.
     """
     refused = False
 
@@ -215,11 +216,16 @@ def widest(x: Array, xp: Any) -> Any:
 def centred(k: Array, mask: Array | None, xp: Any) -> Array:
     """Subtract the mean of the keys that are seen, of mask (..., 1, m); others become 0."""
     if mask is None:
-        return k - xp.sum(k, axis=-2, keepdims=True) / max(1, k.shape[-2])
+        return _less_mean(k, xp.sum(k, axis=-2, keepdims=True), max(1, k.shape[-2]), xp)
     seen = xp.matrix_transpose(mask)
     size = xp.sum(xp.astype(seen, k.dtype), axis=-2, keepdims=True)
     total = xp.sum(xp.where(seen, k, 0.0), axis=-2, keepdims=True)
     return xp.where(seen, k - total / xp.where(size > 0, size, 1.0), 0.0)
+
+
+@fused
+def _less_mean(x: Array, total: Array, count: int, xp: Any) -> Array:
+    return x - total / count
 
 
 def reverse(x: Array, axis: int) -> Array:
@@ -243,7 +249,8 @@ def take_rows(x: Array, indices: Array, xp: Any) -> Array:
 def first_rows(x: Array, xp: Any) -> Array:
     """Number the rows of x, (..., m, d), one head after the other: the first of each, (..., 1)."""
     heads = tuple(x.shape[:-2])
-    return xp.reshape(x.shape[-2] * xp.arange(math.prod(heads), device=device(x)), (*heads, 1))
+    rows = max(1, x.shape[-2])
+    return xp.reshape(xp.arange(0, rows * math.prod(heads), rows, device=device(x)), (*heads, 1))
 
 
 def take_flat(x: Array, places: Array, xp: Any) -> Array:

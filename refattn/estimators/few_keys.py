@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..arrays import checks, key_samples, qkv
-from ..arrays.arithmetic import finite, square_norm, with_ones
-from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, part, put, room, some_heads, tiles
+from ..arrays.arithmetic import (
+    exp_of_visible,
+    largest_visible,
+    multiply,
+    square_norm,
+    with_ones,
+)
+from ..arrays.blocks import (
+    WHOLE,
+    block_shape,
+    blocks,
+    buffers,
+    part,
+    put,
+    room,
+    some_heads,
+    sum_to,
+    tiles,
+)
 from ..arrays.heads import broadcast_lead, group_heads, group_with_lead
 from ..arrays.library import (
     Array,
@@ -17,6 +35,7 @@ from ..arrays.library import (
     constant,
     device,
     fused,
+    is_cupy_array,
     is_numpy_array,
     reverse,
     root_scale,
@@ -26,12 +45,14 @@ from ..arrays.library import (
 )
 from ..engine.attend import Attended, attend, merge
 from ..engine.scores import Scores
-from ..numbers.primitives import retraced
+from ..numbers.primitives import primitive, retraced
 from ..numbers.tape import Traced
 from ..typing import ArrayT, Pivots
 from . import key_sampling
 from .inputs import Options, check_call, exactly_one, in_heads
 from .key_sampling import PIVOTS
+
+_ELIMINATED = 4  # rows in one kernel of CuPy
 
 
 @as_written
@@ -169,42 +190,84 @@ def _attend_by_coreset(inputs: _CoresetInputs) -> Array:
     indices = indices[..., 0, :]
     q, k = root * q, root * centred(k, mask, xp)
     chosen, v_chosen = take_rows(k, indices, xp), take_rows(v, indices, xp)
-    half = square_norm(chosen)[..., None, :] / 2
-    factor, free = _factor_kernel(_gaussian_kernel(chosen, mask, indices, xp), xp)
+    square = square_norm(chosen)
+    solve, free = _solver(_gaussian_kernel(chosen, mask, indices, xp), xp)
     free = free[..., None, :]
     identity = attend(q, chosen, with_ones(v_chosen, xp), Scores(mask=free))
     others = _not_chosen(indices, free, mask, k, xp)
     f, log_z = attend(chosen, k, v, Scores(mask=others))
-    carried, log_size = _carry(factor, free, with_ones(f, xp), log_z - half[..., 0, :], xp)
-    rest = attend(q, chosen, carried, Scores(bias=log_size[..., None, :] - half))
-    both = merge(identity, rest)
-    seen = both.lse > -math.inf
-    norm = xp.where(seen[..., None], both.out[..., -1:], 1.0)
-    return both.out[..., :-1] / norm
+    carried, bias = _carry(solve, free, with_ones(f, xp), log_z, square, xp)
+    both = merge(identity, attend(q, chosen, carried, Scores(bias=bias)))
+    return _ratio_of_sums(both.out[..., :-1], both.out[..., -1:], both.lse[..., None], xp)
+
+
+@fused
+def _ratio_of_sums(total: Array, mass: Array, lse: Array, xp: Any) -> Array:
+    return total / xp.where(lse > -math.inf, mass, 1.0)
 
 
 def _gaussian_kernel(x: Array, mask: Array | None, indices: Array, xp: Any) -> Array:
     """Gaussian kernel of the keys of J, in float64 where the device has it; 0 of hidden ones."""
     x = xp.astype(x, widest(x, xp), copy=False)
-    half = square_norm(x)[..., None, :] / 2
-    gram = xp.exp(x @ xp.matrix_transpose(x) - half - xp.matrix_transpose(half))
+    square = square_norm(x)[..., None, :]
+    gram = _exp_of_half(x @ xp.matrix_transpose(x), square, xp.matrix_transpose(square), xp)
     if mask is None:
         return gram
     return xp.where(take_rows(xp.matrix_transpose(mask), indices, xp), gram, 0.0)
 
 
-def _carry(factor: Array, free: Array, f: Array, log_z: Array, xp: Any) -> tuple[Array, Array]:
-    """Return what keys of J carry of the others, g^-1 (Z f): rows of size 1, and logs of sizes."""
-    log_z = xp.where(free[..., 0, :], xp.astype(log_z, factor.dtype), -math.inf)
-    top = finite(xp.max(log_z, axis=-1, keepdims=True), xp)
-    b = xp.exp(log_z - top)[..., None] * xp.astype(f, factor.dtype)
-    x = _solve_factored(factor, free, b, xp)
-    # What is not finite stays in its column.
-    size = xp.max(xp.where(xp.isfinite(x), xp.abs(x), 1.0), axis=-1, keepdims=True)
+@fused
+def _exp_of_half(product: Array, x: Array, y: Array, xp: Any) -> Array:
+    return xp.exp(product - x / 2 - y / 2)
+
+
+def _solver(g: Array, xp: Any) -> tuple[Callable[[Array], Array], Array]:
+    """Return b -> g^-1 b, and which rows of g do not depend on those before: the others give 0."""
+    if is_numpy_array(untraced(g)):
+        factor, free = _factor_kernel(g, xp)
+        return partial(_solve_factored, factor, free[..., None], xp=xp), free
+    inverse, free = _invert_factor(untraced(g), untraced(xp))
+    return partial(_solve_by_inverse, g, inverse, xp=xp), free
+
+
+def _carry(
+    solve: Callable[[Array], Array], free: Array, f: Array, log_z: Array, square: Array, xp: Any
+) -> tuple[Array, Array]:
+    """Return what keys of J carry of the others, g^-1 (Z f), in rows of size 1, and their bias."""
+    wide, free = widest(f, xp), free[..., 0, :]
+    log_z = xp.astype(_less_half(log_z, square, xp), wide)
+    top = largest_visible(log_z, free, 0.0, xp)[..., None]
+    x = solve(_weigh_rows(exp_of_visible(log_z, free, top, xp)[..., None], f, xp))
+    size = _largest_finite(x, xp)[..., None]
+    return _of_size_1(x, size, f, xp), _log_of_size(size[..., 0], top, square, xp)[..., None, :]
+
+
+@fused
+def _less_half(x: Array, y: Array, xp: Any) -> Array:
+    return x - y / 2
+
+
+@fused
+def _weigh_rows(weights: Array, x: Array, xp: Any) -> Array:
+    return weights * xp.astype(x, weights.dtype)
+
+
+@fused
+def _largest_finite(x: Array, xp: Any) -> Array:
+    """Find the largest magnitude of a row: what is not finite stays in its column."""
+    return xp.max(xp.where(xp.isfinite(x), xp.abs(x), 1.0), axis=-1)
+
+
+@fused
+def _of_size_1(x: Array, size: Array, like: Array, xp: Any) -> Array:
+    return xp.astype(x / xp.where(size > 0, size, 1.0), like.dtype)
+
+
+@fused
+def _log_of_size(size: Array, top: Array, square: Array, xp: Any) -> Array:
     some = size > 0
-    x = x / xp.where(some, size, 1.0)
-    log_size = xp.where(some, xp.log(xp.where(some, size, 1.0)), -math.inf)[..., 0] + top
-    return xp.astype(x, f.dtype), xp.astype(log_size, f.dtype)
+    log_size = xp.where(some, xp.log(xp.where(some, size, 1.0)), -math.inf)
+    return xp.astype(log_size + top, square.dtype) - square / 2
 
 
 def _not_chosen(indices: Array, free: Array, mask: Array | None, k: Array, xp: Any) -> Array:
@@ -213,9 +276,14 @@ def _not_chosen(indices: Array, free: Array, mask: Array | None, k: Array, xp: A
     at, there = indices[..., None], xp.matrix_transpose(free)
     for j in blocks(0, m, max(1, math.prod(block_shape(k)) // indices.shape[-1])):
         keys = xp.arange(j.start, j.stop, dtype=at.dtype, device=device(k))
-        parts.append(~xp.any(there & (at == keys), axis=-2, keepdims=True))
-    others = xp.concat(parts, axis=-1)
+        parts.append(_not_among(keys, at, there, xp))
+    others = (xp.concat(parts, axis=-1) if len(parts) > 1 else parts[0])[..., None, :]
     return others if mask is None else others & mask
+
+
+@fused
+def _not_among(keys: Array, at: Array, there: Array, xp: Any) -> Array:
+    return ~xp.any(there & (at == keys), axis=-2)
 
 
 def _factor_kernel(a: Array, xp: Any) -> tuple[Array, Array]:
@@ -228,21 +296,12 @@ def _factor_kernel(a: Array, xp: Any) -> tuple[Array, Array]:
     least = size * xp.finfo(a.dtype).eps
     lower, heads = xp.zeros_like(a), (WHOLE,) * (a.ndim - 2)
     for s in range(size):
-        column = _column_of_factor(a[..., :1], a[..., :1, :1], float(least), xp)
+        pivot = a[..., :1, :1]
+        column = a[..., :1] / xp.sqrt(xp.where(pivot > least, pivot, math.inf))
         rest = column[..., 1:, :]
-        a = _less_product(a[..., 1:, 1:], rest, xp.matrix_transpose(rest), xp)
+        a = a[..., 1:, 1:] - rest * xp.matrix_transpose(rest)
         lower = put(lower, (*heads, slice(s, size), slice(s, s + 1)), column)
     return lower, _diagonal(lower, xp) > 0
-
-
-@fused
-def _column_of_factor(column: Array, pivot: Array, least: float, xp: Any) -> Array:
-    return column / xp.sqrt(xp.where(pivot > least, pivot, math.inf))
-
-
-@fused
-def _less_product(x: Array, y: Array, z: Array, xp: Any) -> Array:
-    return x - y * z
 
 
 def _diagonal(x: Array, xp: Any) -> Array:
@@ -252,31 +311,75 @@ def _diagonal(x: Array, xp: Any) -> Array:
 
 
 def _solve_factored(factor: Array, free: Array, b: Array, xp: Any) -> Array:
-    """Solve L L^T x = b; x is 0 where a row is not `free`, (..., 1, S)."""
-    there = xp.matrix_transpose(free)
-    if not is_numpy_array(untraced(b)):
-        inverse = _invert_factor(factor, there, xp)
-        return xp.matrix_transpose(inverse) @ (inverse @ b)
-    y = _substitute(factor, there, b, xp)
+    """Solve L L^T x = b; x is 0 where a row is not `free`, (..., S, 1)."""
+    y = _substitute(factor, free, b, xp)
     turned = reverse(reverse(xp.matrix_transpose(factor), -1), -2)
-    return reverse(_substitute(turned, reverse(there, -2), reverse(y, -2), xp), -2)
+    return reverse(_substitute(turned, reverse(free, -2), reverse(y, -2), xp), -2)
 
 
-def _invert_factor(lower: Array, free: Array, xp: Any) -> Array:
-    """Invert L in blocks of 1, 2, 4, ... rows; what is not `free`, (..., S, 1), becomes 0.
+def _invert_factor(a: Array, xp: Any) -> tuple[Array, Array]:
+    """Invert the factor of `_factor_kernel`, with rows of 0 where that has columns of 0.
 
-    What is below two such blocks B and C of the diagonal is less C^-1 L B^-1.
+    Elimination of rows takes [a, 1] to [L^T, L^-1].
     """
-    size = lower.shape[-1]
-    at = xp.arange(size, device=device(lower))
-    each = xp.where(free, _diagonal(lower, xp)[..., None], math.inf)
-    inverse = xp.where(at[:, None] == at, 1.0 / each, 0.0)
-    while size > 1:
-        size, odd, pair = -(-size // 2), at % 2 == 1, at // 2
-        below = (pair[:, None] == pair) & odd[:, None] & ~odd
-        inverse = inverse - inverse @ xp.where(below, lower, 0.0) @ inverse
-        at = pair
-    return inverse
+    size = a.shape[-1]
+    column = xp.reshape(xp.arange(2 * size, device=device(a)), (2, size))
+    at = column[0, :]
+    both = _with_identity(a[..., :, None, :], at[:, None, None], column, size, xp)
+    both = xp.reshape(both, (*a.shape[:-1], 2 * size))
+    for s in blocks(0, size, _ELIMINATED if is_cupy_array(a) else 1):
+        rows = [both[..., i : i + 1, :] for i in range(s.start, s.stop)]
+        # Of each number a matrix: the rows of the pivots and its own, likewise the columns.
+        lines = [(*(x[..., i : i + 1] for i in range(s.start, s.stop)), x) for x in (*rows, both)]
+        least = float(size * xp.finfo(a.dtype).eps)
+        both = _eliminate_rows(
+            *(x for line in lines for x in line), at[:, None], s.start, least, xp
+        )
+    inverse = both[..., size:]
+    return inverse, _positive_on_diagonal(inverse, at[:, None], at, xp)
+
+
+@fused
+def _with_identity(a: Array, row: Array, column: Array, size: int, xp: Any) -> Array:
+    return xp.where(column < size, a, xp.astype(column - size == row, a.dtype))
+
+
+@fused
+def _positive_on_diagonal(x: Array, row: Array, column: Array, xp: Any) -> Array:
+    return xp.any((row == column) & (x > 0), axis=-1)
+
+
+@fused
+def _eliminate_rows(*arguments: Any) -> Array:
+    """Eliminate rows in turn, the first number of each of which is a pivot."""
+    *numbers, row, at, least, xp = arguments
+    width = math.isqrt(len(numbers))
+    lines = [numbers[i : i + width] for i in range(0, len(numbers), width)]
+    result = numbers[-1]
+    while len(lines) > 1:
+        (pivot, *line), *lines = lines
+        root = xp.sqrt(xp.where(pivot > least, pivot, math.inf))
+        line = [x / root for x in line]
+        result = xp.where(row == at, line[-1], result)
+        lines = [[x - y / root * z for x, z in zip(xs, line, strict=True)] for y, *xs in lines]
+        at = at + 1
+    return xp.where(row >= at, lines[0][0], result)
+
+
+@primitive
+def _solve_by_inverse(a: Array, inverse: Array, b: Array, xp: Any) -> Array:
+    """Solve a x = b by the inverse of a factor of a; x is 0 where that has rows of 0."""
+    return xp.matrix_transpose(inverse) @ (inverse @ b)
+
+
+@_solve_by_inverse.pullback
+def _pull_solution(
+    x: Array, g: Array, *, a: Array, inverse: Array, b: Array, xp: Any
+) -> dict[str, Array]:
+    """Return the cotangents a^-1 g of b, and -a^-1 g x^T of a."""
+    of_b = _solve_by_inverse(a, inverse, g, xp)
+    of_a = multiply(-of_b, xp.matrix_transpose(x))
+    return {"a": sum_to(of_a, a.shape), "b": sum_to(of_b, b.shape)}
 
 
 def _substitute(lower: Array, free: Array, b: Array, xp: Any) -> Array:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, get_args
 
+import numpy as np
+
 from ..arrays import checks, qkv
-from ..arrays.arithmetic import finite, square_norm
+from ..arrays.arithmetic import exp_of_visible, largest_visible, square_norm
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, room, some_heads, tiles
 from ..arrays.heads import group_heads, group_with_lead
 from ..arrays.library import (
@@ -22,6 +24,7 @@ from ..arrays.library import (
     device,
     first_rows,
     fused,
+    is_cupy_array,
     is_numpy_array,
     root_scale,
     take_flat,
@@ -39,6 +42,7 @@ __dir__ = __all__.copy
 
 
 PIVOTS: tuple[Pivots, ...] = get_args(Pivots)
+_JOINED_AT_ONCE = 64  # columns in one kernel of CuPy
 _ROUNDS = 32  # of shares that are cut at 1; each cuts one at least, and most all
 
 
@@ -129,20 +133,22 @@ def _draw_pivots(
 ) -> Array:
     """Choose a key for each number of u, (..., S), a few heads at a time."""
     (*lead, m, d), size, wide = k.shape, u.shape[-1], widest(k, xp)
+    u = np.minimum(u, 1 - float(xp.finfo(wide).eps))  # rounded to `wide` they stay below 1
     chosen = xp.empty(u.shape, dtype=xp.int32, device=device(k))
     for head in tiles(tuple(lead), room(k) // (m * (size + d))):
         box = (*head, WHOLE)
         seen = None if mask is None else part(mask, (*box, WHOLE))
         x = xp.astype(centred(part(k, (*box, WHOLE)), seen, xp), wide)
         x = root_scale(scale, x) * x
-        points = xp.minimum(constant(u[head], x), 1 - xp.finfo(wide).eps)
+        points = constant(u[head], x)
         left = xp.ones(x.shape[:-1], dtype=wide, device=device(k))
         if seen is not None:
             left = xp.where(seen[..., 0, :], left, 0.0)
         heads = math.prod(x.shape[:-2])
         x, left = xp.reshape(x, (heads, m, d)), xp.reshape(left, (heads, m))
         each = xp.reshape(points, (heads, size))
-        at = _choose_in_turn(x, left, each, pivots == "exponential", xp)
+        choose = _choose_in_kernels if is_cupy_array(x) else _choose_in_turn
+        at = choose(x, left, each, pivots == "exponential", xp)
         chosen = put(chosen, box, xp.reshape(xp.astype(at, xp.int32), points.shape))
     return chosen
 
@@ -152,44 +158,104 @@ def _choose_in_turn(x: Array, left: Array, u: Array, exponential: bool, xp: Any)
 
     Where nothing is left of a head all later numbers of it may be nan, and nothing stays left.
     """
-    (heads, m, _), size, eps = x.shape, u.shape[-1], xp.finfo(x.dtype).eps
+    (heads, m, _), size, least = x.shape, u.shape[-1], _least_pivot(u, x, xp)
     # The residual of e^(k . k') is that of the Gaussian kernel times e^(|k|^2).
     log_factor = square_norm(x) if exponential else None
     rows, chosen = xp.zeros((heads, size, m), dtype=x.dtype, device=device(x)), []
     first, of_rows = first_rows(x, xp), xp.reshape(first_rows(rows[..., None], xp), (heads, size))
     for s in range(size):
-        share = left
-        if exponential:
-            log_weight = xp.where(left > 0, log_factor, -math.inf)
-            top = finite(xp.max(log_weight, axis=-1, keepdims=True), xp)  # of those that are left
-            share = xp.exp(log_weight - top) * left
-        at = _invert(share, u[:, s : s + 1], xp)
+        at = _invert(_shares_left(left, log_factor, xp), u[:, s : s + 1], xp)
         place = first + at
-        apart = _square_distance(x, take_flat(x, place, xp)[:, None, :], xp)
+        apart = xp.sum((x - take_flat(x, place, xp)[:, None, :]) ** 2, axis=-1)
         known = s if is_numpy_array(x) else size  # a part is copied by others
         factor = xp.reshape(take_flat(rows[..., None], of_rows + at, xp), (heads, 1, size))
         product = (factor[..., :known] @ rows[:, :known, :])[:, 0, :]
-        row = _residual_row(apart, product, take_flat(left[..., None], place, xp), xp)
-        left = _what_is_left(left, row, float(size * eps), xp)
+        pivot = take_flat(left[..., None], place, xp)
+        row, left = _factors_and_rest(left, apart, product, pivot, least, xp)
         rows = put(rows, (WHOLE, slice(s, s + 1), WHOLE), row[:, None, :])
         chosen.append(at)
     return xp.concat(chosen, axis=-1)
 
 
-@fused
-def _square_distance(x: Array, y: Array, xp: Any) -> Array:
-    return xp.sum((x - y) ** 2, axis=-1)
+def _choose_in_kernels(x: Array, left: Array, u: Array, exponential: bool, xp: Any) -> Array:
+    """Do so on CuPy, in six kernels a key: of each key, coordinates and factors are in one row."""
+    (heads, m, d), size, least = x.shape, u.shape[-1], _least_pivot(u, x, xp)
+    log_factor = square_norm(x) if exponential else None
+    rows = xp.zeros((heads, m, d + 1 + size), dtype=x.dtype, device=device(x))
+    rows = put(rows, (WHOLE, WHOLE, slice(0, d)), x)
+    rows = put(rows, (WHOLE, WHOLE, slice(d, d + 1)), left[..., None])
+    column = xp.arange(d + 1 + size, device=device(x))
+    number = xp.reshape(xp.arange(heads * m, device=device(x)), (heads, m))
+    which, chosen = column[:2, None, None], []
+    for s in range(size):
+        upper, known = xp.cumulative_sum(_shares_left(left, log_factor, xp), axis=-1), d + 1 + s
+        place = _place_of(u[:, s : s + 1], upper, upper[:, -1:], number, number[:, -1:], xp)
+        row = take_flat(rows, place, xp)[:, None, None, :known]
+        sums = _apart_and_product(rows[:, None, :, :known], row, column[:known], d, which, xp)
+        left = _add_factor(
+            rows[..., known], rows[..., d], sums[:, 0], sums[:, 1], row[:, 0, :, d], least, xp
+        )
+        chosen.append(place[:, None])
+    some = (chosen[i] for i in blocks(0, size, _JOINED_AT_ONCE))
+    parts = [_joined_columns(*x, column[: len(x)], number[:, :1], xp) for x in some]
+    return xp.concat(parts, axis=-1) if len(parts) > 1 else parts[0]
 
 
-@fused
-def _residual_row(apart: Array, product: Array, pivot: Array, xp: Any) -> Array:
-    return (xp.exp(-0.5 * apart) - product) / xp.sqrt(pivot)
+def _least_pivot(u: Array, x: Array, xp: Any) -> float:
+    return float(u.shape[-1] * xp.finfo(x.dtype).eps)
 
 
-@fused
-def _what_is_left(left: Array, row: Array, least: float, xp: Any) -> Array:
+def _shares_left(left: Array, log_factor: Array | None, xp: Any) -> Array:
+    """Weigh what is left of each key, relative to the largest factor of those that are left."""
+    if log_factor is None:
+        return left
+    some = left > 0
+    top = largest_visible(log_factor, some, 0.0, xp)[..., None]
+    return exp_of_visible(log_factor, some, top, xp) * left
+
+
+def _factors_and_rest(
+    left: Array, apart: Array, product: Array, pivot: Array, least: float, xp: Any
+) -> tuple[Array, Array]:
+    """Return the factors of keys with the chosen one, and what is left of them without it."""
+    row = (xp.exp(-0.5 * apart) - product) / xp.sqrt(pivot)
     rest = left - row**2
-    return xp.where(rest > least, rest, 0.0)
+    return row, xp.where(rest > least, rest, 0.0)
+
+
+@fused
+def _place_of(u: Array, upper: Array, total: Array, number: Array, last: Array, xp: Any) -> Array:
+    """Find the number of the key whose part of the sum of shares holds u: after all not above."""
+    return xp.min(xp.where(upper > u * total, number, last), axis=-1)
+
+
+@fused
+def _apart_and_product(
+    rows: Array, row: Array, column: Array, d: int, which: Array, xp: Any
+) -> Array:
+    """Sum squares of differences of coordinates, or products of factors, (H, 2, m)."""
+    term = xp.where(column < d, (rows - row) ** 2, rows * row)
+    return xp.sum(xp.where(xp.where(which == 0, column < d, column > d), term, 0.0), axis=-1)
+
+
+@fused
+def _add_factor(
+    factor: Array, left: Array, apart: Array, product: Array, pivot: Array, least: float, xp: Any
+) -> Array:
+    """Write factors and what is left, which is also returned."""
+    factor[...], rest = _factors_and_rest(left, apart, product, pivot, least, xp)
+    left[...] = rest
+    return rest
+
+
+@fused
+def _joined_columns(*arguments: Any) -> Array:
+    """Join columns, (H, 1) each, of numbers from a first: which column is given after them."""
+    *columns, which, first, xp = arguments
+    joined = columns[0]
+    for i, x in enumerate(columns):
+        joined = xp.where(which == i, x, joined)
+    return joined - first
 
 
 def _invert(share: Array, u: Array, xp: Any) -> Array:

@@ -60,6 +60,23 @@ def test_pivots_where_some_keys_are_much_longer():
     assert {0, 1} < set(found.tolist())
 
 
+@pytest.mark.long("dask", "jax")
+@pytest.mark.parametrize("pivots", key_sampling.PIVOTS)
+def test_every_library_chooses_the_same_pivots(backend, pivots):
+    """Also where no key is left that differs from the chosen, and then any may come."""
+    rng = np.random.default_rng(13)
+    k, mask = 2 * rng.standard_normal((2, 72, 8)), rng.random((2, 1, 72)) < 0.95
+    k[1, 36:] = k[1, :36]
+    options = {"num_keys": 70, "pivots": pivots, "rng": 0}
+    want = draw_pivots(k, mask=mask, **options)
+    arrays = backend.array(k), backend.array(mask)
+    with backend.guard():
+        got = draw_pivots(arrays[0], mask=arrays[1], **options)
+    for x, y, seen, keys in zip(backend.numpy(got), want, mask[:, 0], k, strict=True):
+        some = len(np.unique(keys[seen], axis=0))
+        np.testing.assert_array_equal(x[:some], y[:some])
+
+
 # --- samples --------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from ...verification.findings import LOGARITHMS, Finding, Numbers, Part, Suspect
 from ...verification.verdict import Verdict
 from ...verification.worst import find_worst
 from ...verification.z_scores import mean_square
+from ..operators.exponentials import is_of_weights
 from ..operators.grids import find_grid
 from .alternatives import list_alternatives
 from .fitted import name_copies, name_dropout
@@ -425,9 +426,14 @@ def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Su
 
     A scale or a factor comes before what explains less, as one of many causes may by chance.
     """
-    holding = [x for x in found if x.name == "convention"]
     scales = [x for x in fits if x.name.startswith("scale")]
-    if any("±" in x.text for x in scales):  # of all rows: the surer
+    # Of a scale and of weights that are computed otherwise the one that explains more is true.
+    most = max((x.explained for x in scales), default=0.0) - _AS_GOOD
+    holding = [x for x in found if x.name == "convention"]
+    holding = [x for x in holding if x.explained > most or not is_of_weights(x.text)]
+    if any(is_of_weights(x.text) for x in holding):
+        fits = [x for x in fits if x not in scales]
+    elif any("±" in x.text for x in scales):  # of all rows: the surer
         holding = [x for x in holding if "times the declared scale" not in x.text]
     elif any(math.isfinite(x.estimate) for x in holding):  # of which this is the scale
         fits = [x for x in fits if x not in scales]

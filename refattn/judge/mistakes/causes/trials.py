@@ -21,6 +21,7 @@ from ...rounding.softmax import analyse_softmax
 from ...verification.empty_rows import fit_convention
 from ...verification.findings import Numbers, name_number
 from ..operators.arrays import list_reads
+from ..operators.exponentials import list_powers, list_weights
 from ..operators.intervals import list_intervals
 from ..operators.limits import list_own_limits, list_reaches, list_windows
 from ..operators.pages import list_blocks_of_cache
@@ -72,6 +73,7 @@ _PLAIN_LISTS: tuple[Callable[[Problem], Iterator[Alternative]], ...] = (
     list_added,
     list_padded,
     list_rotated,
+    list_weights,
 )
 _ROUNDED: Mapping[str, Mapping[str, Any]] = {
     "sums of products are kept in float16": {"accumulate": "float16"},
@@ -206,7 +208,7 @@ class Trials:
             text = "heads and queries of the output are swapped (transposed)"
             alternatives.append(Alternative(text, self.problem, answer=self._transposed))
         yield from self.explain_all(alternatives)
-        for text, family, starts in list_families(self.problem):
+        for text, family, starts in chain(list_families(self.problem), list_powers(self.problem)):
             yield from self.fit(text, family, starts)
         for text, fill in self._find_fills():
             yield from self.fit(text, fill, STARTS)

@@ -1,0 +1,113 @@
+"""Weights that are another function of a score than its exponential, or are rounded before sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from ....arrays.library import Doubles
+from ...rounding.formats import FORMATS
+from ...rounding.head import SoftmaxHead
+from ...rounding.problems import Problem
+from ..causes.sampled import Alternative, Result
+from ..causes.slips import score_all
+
+_OF_X = "e^x of a score less the largest is"
+_FIRST_POWERS = (8.0, 32.0, 128.0, 512.0)  # n of (1 + x / n)^n, where fits begin
+_TERMS_OF_SERIES = (3, 4, 5, 6)  # of the series of e^x
+_TABLE_STEPS = tuple(2**x for x in range(2, 8))  # of x, between two numbers
+_EXPONENT_SHIFTS = {
+    "": 0.0,
+    " less 0.045": 0.045,
+    " less 0.058": 486411 / 2**23,
+}  # of the exponent of 2
+_NARROW_WEIGHTS = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16")
+
+
+def list_weights(problem: Problem) -> Iterator[Alternative]:
+    """List kernels whose weights are other functions of x, a score less the largest.
+
+    The exponential of a kernel may be a power, a part of its series, a line between powers of 2
+    (the bits of a float32 are nearly the logarithm of the number, Schraudolph 1999) or a table.
+    """
+    for text, weigh in (*_list_exponentials(), *_list_roundings()):
+        yield Alternative(text, problem, compute=partial(_attend_with, weigh=weigh))
+
+
+def list_powers(
+    problem: Problem,
+) -> Iterator[tuple[str, Callable[[float], Alternative], tuple[float, ...]]]:
+    """List the power that is nearly the exponential, whose number is fitted."""
+
+    def power(n: float) -> Alternative:
+        weigh = partial(_raise_to_power, n=max(n, 1.0))
+        return Alternative("", problem, compute=partial(_attend_with, weigh=weigh))
+
+    yield f"{_OF_X} (1 + x / n)^n with n = {{}}", power, _FIRST_POWERS
+
+
+def is_of_weights(text: str) -> bool:
+    """Tell whether a cause is another function in the place of the exponential."""
+    return _OF_X in text
+
+
+def _raise_to_power(x: Doubles, n: float) -> Doubles:
+    return np.asarray(np.maximum(1 + x / n, 0.0) ** n)
+
+
+def _list_exponentials() -> Iterator[tuple[str, Callable[[Doubles], Doubles]]]:
+    for words, shift in _EXPONENT_SHIFTS.items():
+        text = f"{_OF_X} linear between powers of 2, at x log2(e){words}"
+        yield text, partial(_between_powers, shift=shift)
+    for count in _TERMS_OF_SERIES:
+        for words, least in (("", -math.inf), (", and 0 where that is negative", 0.0)):
+            text = f"{_OF_X} the sum of the first {count} terms of its series{words}"
+            yield text, partial(_sum_series, count=count, least=least)
+    for n in _TABLE_STEPS:
+        for words, to in (("nearest", np.rint), ("next lower", np.floor)):
+            text = f"{_OF_X} that of the {words} multiple of 1 / {n}"
+            yield text, partial(_exp_of_table, n=n, to=to)
+
+
+def _list_roundings() -> Iterator[tuple[str, Callable[[Doubles], Doubles]]]:
+    for name in _NARROW_WEIGHTS:
+        to = FORMATS[name]
+        text = f"weights are rounded to {name} before they are added, too"
+        yield text, partial(_store_weights, to=to.round)
+    for n in (255, 127):
+        text = f"weights over the largest are rounded to multiples of 1 / {n}"
+        yield f"{text} before they are added, too", partial(_store_weights, to=np.rint, n=n)
+
+
+def _exp_of_table(x: Doubles, n: int, to: Callable[[Doubles], Doubles]) -> Doubles:
+    return np.asarray(np.exp(to(n * x) / n))
+
+
+def _store_weights(x: Doubles, to: Callable[[Doubles], Doubles], n: int = 1) -> Doubles:
+    return to(n * np.exp(x)) / n
+
+
+def _between_powers(x: Doubles, shift: float) -> Doubles:
+    y = x * math.log2(math.e) - shift
+    low = np.floor(y)
+    return np.asarray(np.exp2(low) * (1 + y - low))
+
+
+def _sum_series(x: Doubles, count: int, least: float) -> Doubles:
+    terms = (x**i / math.factorial(i) for i in range(count))
+    return np.maximum(sum(terms, np.zeros_like(x)), least)
+
+
+def _attend_with(head: SoftmaxHead, weigh: Callable[[Doubles], Doubles]) -> Result:
+    """Compute the mean of the values by weights of scores less the largest."""
+    s = score_all(head)
+    top = np.max(s, -1, initial=-math.inf)
+    x = np.minimum(s - np.where(np.isfinite(top), top, 0.0)[:, None], 0.0)
+    seen = np.isfinite(x)
+    w = np.where(seen, weigh(np.where(seen, x, 0.0)), 0.0)
+    total = np.sum(w, -1)
+    out = w @ head.v / np.where(total == 0, 1.0, total)[:, None]
+    return Result(out, np.log(total) + np.where(np.isfinite(top), top, 0.0), top)
