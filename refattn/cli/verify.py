@@ -47,9 +47,10 @@ _VERIFY = """Judge whether a correct kernel can have produced the numbers in a f
 FILE (.safetensors or .npz) holds the inputs q, k and v of the kernel and its output out, each in
 its own dtype, and optionally lse, mask, bias, sinks and omega. If it holds d_out, the gradients dq,
 dk and dv are also judged. Arrays in FP8 or int8 are multiplied by q_scale, k_scale and v_scale:
-one number, or one for each head, token or block. The allowed error of each element follows from
-q, k, v and from what the kernel rounds. The exit status is 0 if all files PASS, 1 if one FAILs, 3
-if one is UNDERPOWERED, and 2 after an error.
+one number, or one for each head, token or block. Keys that queries chose are indices, and outputs
+of parts of the keys are part_out, part_lse and part_keys. The allowed error of each element follows
+from q, k, v and from what the kernel rounds. The exit status is 0 if all files PASS, 1 if one
+FAILs, 3 if one is UNDERPOWERED, and 2 after an error.
 
 \b
 Write such a file from torch:

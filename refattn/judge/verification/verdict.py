@@ -102,7 +102,8 @@ class Verdict(NamedTuple):
         The hardware whose matrix units explain the numbers, if rounded sums do not.
     parts : dict of str to Verdict
         If gradients or a state are judged, the verdicts on those of `out`, `state`, `dq`, `dk` and
-        `dv` that were passed, each at its share of alpha.
+        `dv` that were passed, each at its share of alpha; also of `part 0`, ... and `merge`, of
+        parts of the keys, and of `indices`, of which nothing but proven bounds are tested.
     looked_at : float
         Share of the rows that were tested.
     blind : tuple of str
@@ -296,9 +297,11 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
         of_out = f" of {verdict.of}" * (verdict.worst is not None and verdict.worst[0] == "lse")
         if verdict.worst is not None and not math.isfinite(verdict.worst[2]):
             of_out += " of finite numbers"
+        ratio = "error / standard deviation"
+        if verdict.of == "indices":
+            ratio = "difference of scores / what rounding allows"
         yield (
-            f"  error / standard deviation{of_out}: rms {verdict.z.rms:.3g}, "
-            f"largest {verdict.z.largest:.3g}{there}"
+            f"  {ratio}{of_out}: rms {verdict.z.rms:.3g}, largest {verdict.z.largest:.3g}{there}"
         )
     if failed:
         yield from _write_tests(verdict, verbose)

@@ -111,6 +111,7 @@ def test_a_wrong_choice(best, spoil, words):
     assert part.verdict == "FAIL"
     assert any(words in x.text for x in part.suspects), part.suspects
     assert [x for x, _ in part.rows] == [(1, 40)]
+    assert "difference of scores / what rounding allows: rms" in str(part)
 
 
 def test_a_choice_of_all_keys_is_none():

@@ -27,7 +27,7 @@ def advise(
 ) -> str:
     """Ask for more time if checks that lack power were cut short, or else for more seeds."""
     weak = [x for x in zip(results, trials, strict=True) if x[0].status == UNDERPOWERED]
-    if not weak:
+    if not weak or any(t.interrupted for t in trials):
         return ""
     share, late = min(t.reached for _, t in weak), any(t.over for _, t in weak)
     if late or share < 1:

@@ -16,10 +16,14 @@ from ..causes.sampled import Alternative, Result
 from ..causes.slips import score_all
 
 _OF_X = "e^x of a score less the largest is"
-_POWERS = (8.0, 32.0, 128.0, 512.0)  # n of (1 + x / n)^n, where fits begin
-_TERMS = (3, 4, 5, 6)  # of the series of e^x
-_STEPS = tuple(2**x for x in range(2, 8))  # of x, between two numbers
-_SHIFTS = {"": 0.0, " less 0.045": 0.045, " less 0.058": 486411 / 2**23}  # of the exponent of 2
+_FIRST_POWERS = (8.0, 32.0, 128.0, 512.0)  # n of (1 + x / n)^n, where fits begin
+_TERMS_OF_SERIES = (3, 4, 5, 6)  # of the series of e^x
+_TABLE_STEPS = tuple(2**x for x in range(2, 8))  # of x, between two numbers
+_EXPONENT_SHIFTS = {
+    "": 0.0,
+    " less 0.045": 0.045,
+    " less 0.058": 486411 / 2**23,
+}  # of the exponent of 2
 _NARROW_WEIGHTS = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16")
 
 
@@ -42,7 +46,7 @@ def list_powers(
         weigh = partial(_raise_to_power, n=max(n, 1.0))
         return Alternative("", problem, compute=partial(_attend_with, weigh=weigh))
 
-    yield f"{_OF_X} (1 + x / n)^n with n = {{}}", power, _POWERS
+    yield f"{_OF_X} (1 + x / n)^n with n = {{}}", power, _FIRST_POWERS
 
 
 def is_of_weights(text: str) -> bool:
@@ -55,27 +59,35 @@ def _raise_to_power(x: Doubles, n: float) -> Doubles:
 
 
 def _list_exponentials() -> Iterator[tuple[str, Callable[[Doubles], Doubles]]]:
-    for words, shift in _SHIFTS.items():
+    for words, shift in _EXPONENT_SHIFTS.items():
         text = f"{_OF_X} linear between powers of 2, at x log2(e){words}"
         yield text, partial(_between_powers, shift=shift)
-    for count in _TERMS:
+    for count in _TERMS_OF_SERIES:
         for words, least in (("", -math.inf), (", and 0 where that is negative", 0.0)):
             text = f"{_OF_X} the sum of the first {count} terms of its series{words}"
             yield text, partial(_sum_series, count=count, least=least)
-    for n in _STEPS:
+    for n in _TABLE_STEPS:
         for words, to in (("nearest", np.rint), ("next lower", np.floor)):
             text = f"{_OF_X} that of the {words} multiple of 1 / {n}"
-            yield text, lambda x, n=n, to=to: np.exp(to(n * x) / n)
+            yield text, partial(_exp_of_table, n=n, to=to)
 
 
 def _list_roundings() -> Iterator[tuple[str, Callable[[Doubles], Doubles]]]:
     for name in _NARROW_WEIGHTS:
         to = FORMATS[name]
         text = f"weights are rounded to {name} before they are added, too"
-        yield text, lambda x, to=to: to.round(np.exp(x))
+        yield text, partial(_store_weights, to=to.round)
     for n in (255, 127):
         text = f"weights over the largest are rounded to multiples of 1 / {n}"
-        yield f"{text} before they are added, too", lambda x, n=n: np.rint(n * np.exp(x)) / n
+        yield f"{text} before they are added, too", partial(_store_weights, to=np.rint, n=n)
+
+
+def _exp_of_table(x: Doubles, n: int, to: Callable[[Doubles], Doubles]) -> Doubles:
+    return np.asarray(np.exp(to(n * x) / n))
+
+
+def _store_weights(x: Doubles, to: Callable[[Doubles], Doubles], n: int = 1) -> Doubles:
+    return to(n * np.exp(x)) / n
 
 
 def _between_powers(x: Doubles, shift: float) -> Doubles:

@@ -167,6 +167,17 @@ def test_threads_of_torch_are_an_advice_on_a_cpu(tags, advised):
     assert ("OMP_NUM_THREADS=1" in text) is advised
 
 
+@pytest.mark.parametrize(("first", "said"), [(1.0, True), (0.05, False)])
+def test_a_candidate_that_is_compiled_for_each_shape_is_recognised(first, said):
+    times = {("shape", i): [first, 0.01, 0.01] for i in range(4)}
+    trial = trials.CheckRun(of(plain, "softmax"), "causal", 0, reached=0.5, times=times)
+    weak = runner.Result("causal", "", "identity", "UNDERPOWERED")
+    text = advise([weak], [trial], {"quick": 2000}, "quick", 120.0, 118.0)
+    words = "4 s of it in the first call of each of 4 shapes (1 s, later calls 0.01 s"
+    assert (words in text) is said
+    assert ("compiled for each shape" in text) is said
+
+
 def test_progress_is_followed_check_by_check():
     seen = []
 
