@@ -149,7 +149,7 @@ def verify(
         The narrowest type of sums. With "float32", numbers fail that only narrower running sums
         explain, and numbers that these explain far better. By default sums may be in the storage
         type where a profile says so (`eager-narrow`, `flash-64`, ...), and the result has
-        `narrow_sums` if other narrow sums would pass as well.
+        `narrow_sums` if other narrow sums may pass as well.
     q_scale, k_scale, v_scale : float or arrays, optional
         Factors on arrays in 8 bits: one number, or arrays of shape (..., heads), (..., n), or with
         all axes of the array, for each head, token, block of tokens or columns, or element.

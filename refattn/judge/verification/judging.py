@@ -83,6 +83,7 @@ from .likelihood import ALIKE, Fit, ProfileSample, compare
 from .looks import (
     Blocks,
     Look,
+    choose_block,
     choose_blocks,
     choose_compared,
     choose_glanced,
@@ -424,22 +425,18 @@ def judge_all(parts: Mapping[str, Part], *of: Any, **named: Any) -> Verdict:
 
 
 def _accepts_narrow_sums(name: str, parts: Mapping[str, Part], asked: Request, by: Verdict) -> bool:
-    """Tell whether sums in the storage type would pass, too."""
+    """Tell whether sums in the storage type would pass, too, in some rows."""
     part = parts[name]
     if part.problem.kind != "scores":
         return False
-    asked = asked if part.problem.is_mean else asked.of_gradients(parts)
-    case = _Case(part, asked)
-    for rows in (choose_compared(case.problem), case.problem):  # all if some do not tell
-        case = _Case(part, asked)
-        case.problem, case.weights = rows, RowWeights(rows, asked.dtype)
-        case.numbers = part.numbers._replace(out=sum_narrowly(rows, asked.dtype), lse=None)
-        case.compare([*case.profiles])
-        # The other parts were explained by a profile: this is of the same kernel.
-        names = [x for x in case.fits if len(parts) == 1 or may_be_one(x, by.profile)]
-        if all(case.rejects(x) for x in names):
-            return False
-    return True
+    case = _Case(part, asked if part.problem.is_mean else asked.of_gradients(parts))
+    case.problem = choose_block(case.problem)
+    case.weights = RowWeights(case.problem, asked.dtype)
+    case.numbers = part.numbers._replace(out=sum_narrowly(case.problem, asked.dtype), lse=None)
+    case.compare([*case.profiles])
+    # The other parts were explained by a profile: this is of the same kernel.
+    names = [x for x in case.fits if len(parts) == 1 or may_be_one(x, by.profile)]
+    return not all(case.rejects(x) for x in names)
 
 
 def _judge_parts(parts: Mapping[str, Part], whole: Request) -> Verdict:

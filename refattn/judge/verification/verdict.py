@@ -122,7 +122,7 @@ class Verdict(NamedTuple):
     strict : bool
         Whether sums had to be in float32 or wider.
     narrow_sums : bool
-        Whether running sums in the storage type, rounded after 64 tokens, would also pass.
+        Whether running sums in the storage type, rounded after 64 tokens, pass in a block of rows.
     worst : Worst or None
         The element with the largest error: its array and place, the kernel's number, the exact
         number, and the largest error allowed.
@@ -315,7 +315,7 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
     if not failed:
         yield from _write_power(verdict, one)
         if verdict.narrow_sums:
-            yield f"  sums in {verdict.dtype} would also pass{_STRICTER * (not verdict.strict)}"
+            yield f"  sums in {verdict.dtype} may also pass{_STRICTER * (not verdict.strict)}"
     rejected = [x for x, p in verdict.trials.items() if p <= verdict.alpha]
     if rejected and (not failed or verbose):
         yield f"  profiles ruled out: {', '.join(rejected)}"
@@ -335,7 +335,7 @@ def _write_short(verdict: Verdict) -> str:
     rms = f"rms {verdict.z.rms:.3g}"
     if verdict.verdict != "FAIL":
         profile = f"profile {verdict.profile}, " if verdict.profile else ""
-        sums = f"; sums in {verdict.dtype} would also pass" * verdict.narrow_sums
+        sums = f"; sums in {verdict.dtype} may also pass" * verdict.narrow_sums
         return f"{verdict.verdict} ({profile}{rms}{sums})"
     cause = NOT_EXPLAINED if NOT_EXPLAINED in verdict.remarks else "unknown cause"
     cause = as_cause(verdict.suspects[0].text) if verdict.suspects else cause
