@@ -200,13 +200,14 @@ def test_an_end_before_the_report_is_unusable(forked, end):
     assert "Traceback" not in done.stderr
 
 
+@posix
 def test_an_interrupt_prints_the_checks_until_then():
     text = (
-        "import _thread, signal, time, refattn\n"
+        "import os, signal, time, refattn\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a job of a shell ignores it\n"
         "def fn(q, k, v):\n    if q.shape[-1] == v.shape[-1]:\n"
         "        return refattn.softmax_attention(q, k, v)\n"
-        "    _thread.interrupt_main(); time.sleep(1)"
+        "    os.kill(os.getpid(), signal.SIGINT); time.sleep(1)"
     )
     result = ended(run, text, "--check", "contract", "--check", "reference_values", "--verbose")
     assert result.exit_code == 3

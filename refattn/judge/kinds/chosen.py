@@ -38,10 +38,11 @@ def choose_keys(problem: Problem, given: Mapping[str, Any]) -> Problem:
     """Let queries see only the keys that they chose, (..., n or blocks of queries, S); -1 is none.
 
     Each block of queries, as many as there are rows, has as many queries. What else is given are
-    `index_q` and `index_k`, whose products rank the keys.
+    `index_q`, with a row for each row of the indices, and `index_k`, whose products rank the keys.
+    A block may choose what any of its queries sees.
     """
     n, m, _ = problem.shape
-    rule, ranked = "(..., n or blocks, S)", _read_ranked(problem, given)
+    rule = "(..., n or blocks, S)"
     chosen = checks.as_array("indices", given["indices"], rule)
     chosen = checks.host_integers("indices", chosen, rule, chosen.ndim)
     if chosen.ndim < 2 or not chosen.shape[-2] or n % chosen.shape[-2]:
@@ -50,28 +51,33 @@ def choose_keys(problem: Problem, given: Mapping[str, Any]) -> Problem:
             f"queries, {n}, got shape {chosen.shape}."
         )
     _check_lead("indices", chosen.shape, problem.lead)
+    ranked, of_each = _read_ranked(problem, given, chosen.shape[-2]), n // chosen.shape[-2]
     if np.any((chosen < -1) | (chosen >= m)):
         raise ValueError(f"`indices` must be keys of 0 to {m - 1}, or -1 for none.")
 
     @lru_cache(maxsize=_HEADS_KEPT)
     def read(index: Index) -> Mapping[str, Any]:
         arrays = problem.read(index)
-        rows = np.repeat(take_head(chosen, index, problem.lead), n // chosen.shape[-2], 0)
+        rows = np.repeat(take_head(chosen, index, problem.lead), of_each, 0)
         shown = problem.head(index).visible(slice(0, n), slice(0, m))
+        shown = np.ones((n, m), bool) if shown is None else shown
         more = {name: take_head(x, index, problem.lead) for name, x in ranked.items()}
-        more |= {"indices": rows, "shown": np.ones((n, m), bool) if shown is None else shown}
+        if ranked:
+            more["index_q"] = np.repeat(more["index_q"], of_each, 0)
+        by_any = np.any(shown.reshape(-1, of_each, m), 1)
+        more |= {"indices": rows, "shown": np.repeat(by_any, of_each, 0)}
         return {**arrays, **more, "mask": show_chosen(rows, m) & arrays.get("mask", np.True_)}
 
     return problem._replace(read=read)
 
 
-def _read_ranked(problem: Problem, given: Mapping[str, Any]) -> dict[str, Doubles]:
+def _read_ranked(problem: Problem, given: Mapping[str, Any], rows: int) -> dict[str, Doubles]:
     """Check the vectors whose products rank the keys, if they are given."""
     names = [x for x in CHOSEN[1:] if given.get(x) is not None]
     if len(names) == 1:
         raise ValueError("`index_q` and `index_k` must be given together.")
     found = {x: widen(x, given[x]) for x in names}
-    for (name, x), size in zip(found.items(), problem.shape, strict=False):
+    for (name, x), size in zip(found.items(), (rows, problem.shape[1]), strict=False):
         if x.ndim < 2 or x.shape[-2] != size or not np.all(np.isfinite(x)):
             raise ValueError(
                 f"`{name}` must be finite, of shape (..., {size}, size), got shape {x.shape}."

@@ -168,8 +168,8 @@ def verify(
         For "coreset", the keys that are attended to. For softmax attention, the keys that each
         query chose, or each block of n / rows queries; -1 for none.
     index_q, index_k : arrays, shapes (..., n, d_i) and (..., m, d_i), optional
-        Vectors whose products rank the keys: whether rounded products allow the choice in `indices`
-        is a part `indices` of the verdict.
+        Vectors whose products rank the keys, for blocks of queries one for each block: whether
+        rounded products allow the choice in `indices` is a part `indices` of the verdict.
     part_out, part_lse, part_keys : arrays, shapes (P, ..., n, d_v), (P, ..., n) and (P + 1,)
         For softmax attention, outputs and log normalisers of P parts of the keys, and the first key
         of each part and the end. Each part and the merge to `out` are parts of the verdict.

@@ -134,3 +134,35 @@ def test_blocks_of_queries_choose_together_in_a_file(best, tmp_path, monkeypatch
     assert np.array_equal(
         np.sum(posed.read((0,))["mask"], -1), np.sum(blocks[0] >= 0, -1).repeat(16)
     )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_blocks_choose_by_vectors_of_their_own(causal):
+    """Four queries choose by their mean what any of them sees."""
+    q, k, v = inputs()
+    pooled = q.reshape(2, N // 4, 4, -1).mean(-2)
+    scores = pooled @ k.swapaxes(-1, -2)
+    scores = np.where(CAUSAL[3::4], scores, -np.inf) if causal else scores
+    best = np.argsort(-scores, -1, kind="stable")[..., :S]
+    best = np.where(np.take_along_axis(scores, best, -1) > -np.inf, best, -1)
+    each = np.repeat(best, 4, 1)
+    seen = CAUSAL[np.arange(N)[:, None], each] & (each >= 0) if causal else each >= 0
+    out = gather(q, k, v, np.where(seen, each, -1))
+    given = {"index_q": pooled, "index_k": k, "causal": causal, "empty_rows": "any"}
+    found = judged(out, best, **given)
+    assert found.parts["indices"].verdict == "PASS"
+    assert found.parts["out"].verdict == "PASS"
+    other = judged(out, best, **given | {"index_q": np.roll(pooled, 1, 1)})
+    assert other.parts["indices"].verdict == "FAIL"
+    with pytest.raises(
+        ValueError, match=r"`index_q` must be finite, of shape \(\.\.\., 16, size\)"
+    ):
+        judged(out, best, **given | {"index_q": q})
+
+
+def test_a_key_that_counts_twice_is_no_padding(best):
+    q, k, v = inputs()
+    indices = np.where(best < 0, best[..., :1], best)
+    indices[..., -1] = indices[..., 0]
+    found = judged(gather(q, k, v, indices), indices)
+    assert [x.text for x in found.suspects] == ["agrees if a key that is chosen twice counts twice"]

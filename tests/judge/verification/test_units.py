@@ -55,7 +55,7 @@ def test_units_are_tried_where_a_looser_profile_is_less_likely():
     q, k, v, out = (made(*SEEN)[x] for x in ("q", "k", "v", "out"))
     case = judging._Case(
         findings.Part(pose_arrays(q, k, v), Numbers(lambda _: out.astype(float), "bfloat16")),
-        judging._Asked(SEEN[1], ("flash", "eager-narrow"), 0.01, False),
+        judging.Request(SEEN[1], ("flash", "eager-narrow"), 0.01, False),
     )
     for against, known, doubtful in ((0.0, 1.0, False), (2.0, 1.0, True), (0.0, 0.0, True)):
         case.trials["flash"] = SimpleNamespace(known=known)
