@@ -19,6 +19,7 @@ from .options import (
     file_option,
     format_option,
     hardware_option,
+    installed,
     known_option,
     layout_option,
     many_heads,
@@ -164,6 +165,7 @@ empty_rows_option = known_option(
 @click.option("--verbose", is_flag=True, help="Print all causes, all failed tests, and remarks.")
 @format_option
 @file_option("json", "Write the verdict; for several files, a list.")
+@file_option("html", "Write the verdict as a standalone page.")
 @plot_option("Plot each error of the worst head divided by its standard deviation.")
 @click.pass_context
 def verify(
@@ -172,13 +174,16 @@ def verify(
     files: tuple[Path, ...],
     kind: str,
     json_path: Path | None,
+    html_path: Path | None,
     plot_path: Path | None,
     verbose: bool,
     **options: Any,
 ) -> None:
     from ..judge.verification.verdict import Interrupted
-    from .show import plots
+    from .show import plots, verdicts
 
+    if html_path is not None:
+        installed("--html", "jinja2")
     interruption = None
     judged_files: list[Verified] = []
     with one_line(plot_path is not None):
@@ -203,6 +208,12 @@ def verify(
     if kind in ("table", "markdown"):
         rest = rest._replace(show=lambda page: None)
     publish(rest, kind, json_path, plot_path, partial(plots.plot_verified, judged_files[0]))
+    if html_path is not None:
+        try:
+            text = verdicts.verdicts_to_html(judged_files, verbose)
+            html_path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise Unusable(f"cannot write the results: {error}") from None
     if interruption is not None:
         raise interruption
     words = {x.verdict.verdict for x in judged_files}

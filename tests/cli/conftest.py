@@ -46,6 +46,13 @@ def files(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def no_lines_of_progress(request, monkeypatch):
+    """What is printed beside results does not depend on the time that they take."""
+    if request.module.__name__ != "tests.cli.test_progress":
+        monkeypatch.setattr("refattn.cli.progress.FIRST", 600.0)
+
+
 @pytest.fixture
 def here(files, tmp_path, monkeypatch):
     """A copy of them as the current directory, from which modules are imported too."""

@@ -5,6 +5,8 @@ import math
 import re
 import shutil
 import subprocess
+import sys
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +89,19 @@ def test_a_correct_output_passes():
     assert lines[0] == f"right.safetensors: {shapes}, bfloat16"
     assert lines[1] == "softmax, scale 0.176777, not causal"
     assert lines[2].startswith("PASS: a correct kernel in bfloat16 gives such numbers (profile")
+
+
+def test_a_page_has_the_report(monkeypatch):
+    printed = run("wrong.safetensors --html out.html --no-cause").stdout
+    page = Path("out.html").read_text("utf-8")
+    assert "<title>FAIL: wrong.safetensors</title>" in page
+    text = unescape(page)
+    assert all(x.strip() in text for x in printed.splitlines())
+    assert "cannot write" in run("right.safetensors --html no_such/out.html").stderr
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert (
+        "--html needs `pip install 'refattn[cli]'`" in run("right.safetensors --html x.html").stderr
+    )
 
 
 def test_a_lost_key_fails_and_is_named():
@@ -432,6 +447,7 @@ def test_packed_sequences_in_words():
     assert report("x.safetensors --causal")["causal"]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("wrong", ["", "wrong row", "noise"])
 def test_the_layout_is_the_first_cause_where_it_explains_the_error(wrong):
     """Transposed, the right output passes, a wrong one is much nearer, and noise is no nearer."""

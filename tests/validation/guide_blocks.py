@@ -51,6 +51,10 @@ def blocks(text):
         yield Block(language, words, inside)
 
 
+# How long it takes depends on the machine, and is said beside the results.
+BESIDE = r"^(?:estimated time: .*|check \d+ of \d+: .*|\w+: (?:\d+ of \d+|not yet done) after .*)\n"
+
+
 def runs(text, folder):
     """Run the blocks of a page in a folder, in which the process is."""
     scope = {"__name__": "__main__"}
@@ -88,7 +92,7 @@ def command(line, folder):
         done = CliRunner().invoke(cli.commands(), args, prog_name="refattn")
         assert done.exit_code in (0, 1, 2, 3), done.output
         assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-        return str(done.output)
+        return re.sub(BESIDE, "", done.output, flags=re.MULTILINE)
     assert program == "python", line
     env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "100"}
     if "check" in args:  # each finding in a line, as in a pipe
@@ -96,11 +100,7 @@ def command(line, folder):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     code = [sys.executable, "-W", "ignore", *args]
     result = subprocess.run(code, cwd=folder, env=env, timeout=1000, check=False, **pipes)
-    # How long it takes depends on the machine, and is said beside the results.
-    beside = (
-        r"^(?:estimated time: .*|check \d+ of \d+: .*|\w+: (?:\d+ of \d+|not yet done) after .*)\n"
-    )
-    return re.sub(beside, "", result.stdout, flags=re.MULTILINE)
+    return re.sub(BESIDE, "", result.stdout, flags=re.MULTILINE)
 
 
 def lines_of(text):

@@ -74,6 +74,25 @@ def verdicts_to_json(files: Sequence[Verified]) -> str:
     return to_json(reports if len(reports) > 1 else reports[0])
 
 
+def verdicts_to_html(files: Sequence[Verified], verbose: bool) -> str:
+    """Format verdicts as a page that needs no other file."""
+    from ... import __version__
+    from ...judge.conformance.report.report import load_templates
+
+    shown = [
+        {
+            "name": x.tensors.path.name,
+            "verdict": x.verdict.verdict,
+            "about": introduction(x.tensors, x.problem, x.tensors.dtype),
+            "parts": {name: part.verdict for name, part in x.verdict.parts.items()},
+            "text": "\n".join([*x.unread(), x.verdict.write(verbose)]),
+        }
+        for x in files
+    ]
+    page = load_templates().get_template("verdicts.html")
+    return printable(page.render(files=shown, version=__version__))
+
+
 def verdicts_table(files: Sequence[Verified]) -> Table:
     """Put the rows of files below each other."""
     tables = [table for x in files for table in x.verdict.tables()]

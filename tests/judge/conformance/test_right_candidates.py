@@ -67,7 +67,7 @@ def cases():
         yield pytest.param(row, "all", marks=longest, id=f"{row.name}-all")
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(6)
 @pytest.mark.long("waves in float16")
 @pytest.mark.parametrize(("row", "extent"), [*cases()])
 @pytest.mark.usefixtures("briefly")

@@ -138,7 +138,7 @@ of_each = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.long("searched")
 @pytest.mark.parametrize("profile", ["named", "searched"])
 @of_each
@@ -154,7 +154,7 @@ def test_right_backward_passes(use, name, dtype, profile):
     assert verdict.verdict != "FAIL", str(verdict)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @of_each
 @pytest.mark.parametrize("options", OF_EXACT)
 def test_laws_of_right_backward_passes(options, name, dtype):
@@ -314,6 +314,7 @@ def test_gradients_of_heads_that_share_keys_may_be_rounded_before_they_are_added
         assert np.all(np.abs(found["dk"][0] - once.out) <= twice.bound)
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.long("searched", "each")
 @pytest.mark.parametrize("profile", ["named", "searched"])
 @pytest.mark.parametrize("by_head", [True, "each"])
@@ -429,6 +430,7 @@ def test_wrong_backward_passes_fail(name, defect):
     assert verdict.of in expected
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("wrong", "name", "size", "options"),
     [
@@ -1090,6 +1092,7 @@ def test_running_maxima_may_be_differentiated(name, dtype, profile, block, optio
     assert verdict.verdict == "PASS", str(verdict)
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize(("scale", "seed"), [(1e-6, 6), (1e-5, 0), (1e-4, 2)])
 def test_weights_over_a_running_maximum_that_are_1_after_rounding(scale, seed):
     """Their errors are known and no noise: along the scale and the factor of dv, p below 4e-10."""

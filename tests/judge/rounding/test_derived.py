@@ -117,7 +117,7 @@ OF_TEXTS = [
 ]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.long("lara own", "lara own, centres", "lara query, centres", "eva published")
 @pytest.mark.parametrize("name", OF_TEXTS)
 def test_texts_say_what_formulas_say(name, monkeypatch):

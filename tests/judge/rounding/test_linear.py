@@ -294,7 +294,7 @@ def by_steps(form, dtype, causal, mean, wrong=None, seed=4):
     }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("form", ["linear-eager", "linear-states", "eager-narrow"])
 @pytest.mark.parametrize("mean", [0.0, 2.0])
 @pytest.mark.parametrize("causal", [False, True])
@@ -314,7 +314,7 @@ def test_a_level_at_which_another_profile_is_tried_first(seed):
     assert verify(**given, alpha=0.01).verdict != "FAIL"
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("form", ["linear-eager", "linear-states", "eager-narrow"])
 @pytest.mark.parametrize("wrong", ["edge", "factor"])
 def test_wrong_kernels_that_round_step_by_step(wrong, form):

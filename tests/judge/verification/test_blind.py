@@ -61,6 +61,7 @@ def test_larger_queries_are_no_advice_where_all_values_are_the_same():
     assert "larger q" not in found
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(("n", "softcap"), [(64, 40.0), (128, 50.0)])
 def test_an_option_that_is_ignored_is_named(n, softcap):
     """Scores of up to 5 under a cap: each column alone might be of eager, a row is not."""
@@ -129,7 +130,7 @@ def test_what_rows_hold_of_which_nothing_is_known(how, words):
         assert "and float16 ends at 65504" in str(found)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("options", ["", "causal", "mask", "bias", "sinks"])
 @pytest.mark.parametrize("same", ["nothing", "zeros", "no queries", "keys", "values"])
 def test_outputs_that_are_right_by_their_arrays_would_pass(same, options, monkeypatch):

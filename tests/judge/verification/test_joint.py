@@ -174,6 +174,7 @@ def test_a_spacing_that_is_half_of_what_it_should_be_is_seen(name, off):
     assert np.median(p) < 1e-9
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(x, marks=pytest.mark.long) for x in (1, 3))])
 @pytest.mark.parametrize("name", ["flash", "flash-fast", "upcast"])
 def test_a_row_that_misses_a_key_is_named_where_spacings_hide_it(name, seed):
@@ -189,7 +190,7 @@ def test_a_row_that_misses_a_key_is_named_where_spacings_hide_it(name, seed):
     assert (found.verdict, [x for x, _ in found.rows]) == ("FAIL", [(0, 20)])
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["flash", "math"])
 @pytest.mark.parametrize("size", SIZES)
@@ -251,6 +252,7 @@ def test_a_wrong_row_of_a_gradient_is_named_and_no_other(of):
     assert [x for x, _ in found.parts[of].rows] == [(1, 50)]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("rows", ["tile", "class"])
 def test_all_wrong_rows_are_named_where_they_are_many(rows, monkeypatch):
     """More than are tested at a time: of those, none is wrong by one element or by its mean."""
@@ -276,6 +278,7 @@ def test_all_wrong_rows_are_named_where_they_are_many(rows, monkeypatch):
     assert found.place.startswith(f"at least {len(found.rows)} of 256 rows")
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("name", ["flash", "math"])
 def test_rows_that_no_kernel_can_give_are_named(name):
     """With NaN or infinity, or beyond the bound, and no others."""

@@ -360,6 +360,7 @@ def test_states_of_the_other_batch_member_are_no_rounding():
     assert "norm of q" not in str(part)
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.long(
     "initial states are read from other heads",
     "the initial state is multiplied by 3",

@@ -19,6 +19,7 @@ WRONG = {
 }
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("causal", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", estimators.NAMES)
 def test_a_right_kernel_passes_and_fits(name, causal):
@@ -27,7 +28,7 @@ def test_a_right_kernel_passes_and_fits(name, causal):
     assert 0.6 < found.z.rms < 1.15
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.long)])
 @pytest.mark.parametrize("style", ["sums", "operands", "steps"])
 @pytest.mark.parametrize("name", estimators.NAMES)
@@ -39,7 +40,7 @@ def test_a_right_kernel_in_16_bits_passes(name, style, dtype):
     assert verify(**given, profile=profile).z.rms < 1.4
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(("name", "wrong"), [(x, y) for x in WRONG for y in WRONG[x]])
 def test_a_wrong_kernel_fails(name, wrong):
     assert verify(**estimators.draw(name, "float32", "float32", 0, wrong=wrong)).verdict == "FAIL"

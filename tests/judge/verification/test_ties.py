@@ -72,7 +72,7 @@ def judged(name, kind, padded=0, factor=1.0, **options):
     return verify(q=q, k=k, v=v, out=to(out).astype(dtype), **narrow, **options)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", KERNELS)
 def test_right_kernels_pass(name, kind):
@@ -80,7 +80,7 @@ def test_right_kernels_pass(name, kind):
     assert found.verdict == "PASS", str(found)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("options", ["causal", "mask"])
 @pytest.mark.parametrize("name", KERNELS)
 def test_right_kernels_pass_where_queries_see_some_of_the_keys(name, options):
@@ -91,7 +91,7 @@ def test_right_kernels_pass_where_queries_see_some_of_the_keys(name, options):
     assert found.verdict == "PASS", str(found)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     ("name", "kind", "profile"),
     [

@@ -219,6 +219,7 @@ def expected(given):
     return found, told, sums
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     ("causal", "softcap", "name"),
     [(False, None, "flash"), (True, None, "math"), (False, 3.0, "math"), (True, 3.0, "flash")],

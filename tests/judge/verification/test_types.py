@@ -122,7 +122,7 @@ def wide(name, size, mean, wrong=1.0):
     }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", ["serial", online])
 @pytest.mark.parametrize(("size", "mean"), [(8.0, 0.0), (1.0, 2.0)])
 def test_a_wide_output_of_narrow_inputs_is_tried_as_sums_in_float32(name, size, mean):
@@ -143,7 +143,7 @@ def test_every_profile_of_a_cache_has_a_kernel(name):
     assert 0.85 < found.z.rms < 1.15
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
 @of_caches
 def test_files_say_the_same(tmp_path, suffix, types):

@@ -166,6 +166,7 @@ def odd():
     yield "a narrow window", {}, {"window": (1, 0)}
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.long("float16", "math", "eager", "narrow", "weights")
 @pytest.mark.parametrize(
     ("name", "dtype"),
@@ -302,7 +303,7 @@ def some(names, fast):
     return [pytest.param(x, marks=[] if x in fast else [pytest.mark.long]) for x in names]
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(5)
 @pytest.mark.long("window")
 @pytest.mark.parametrize("defect", some(DEFECTS, FAST))
 def test_defects_are_rejected(defect):

@@ -331,7 +331,7 @@ class Report:
         bugs = [x.split()[0].rstrip(":") for r in self.results for x in r.suspects]
         named = [x for x in dict.fromkeys([*(r.check for r in self.results), *bugs]) if x in known]
         values |= {"explained": {x: "\n".join(explain(x)) for x in named}}
-        page = _templates().get_template(template)
+        page = load_templates().get_template(template)
         return printable(
             page.render(report=self, severities=SEVERITIES, defaults=DEFAULTS, **values)
         )
@@ -455,7 +455,8 @@ def _say_what_is_missed(size: float, target: float) -> str:
     return f"would only detect an error of {size:.{digits}g} or more (target {target:.{digits}g})"
 
 
-def _templates() -> Any:
+def load_templates() -> Any:
+    """Return what renders pages from the templates of this folder."""
     try:
         jinja2 = import_module("jinja2")
     except ModuleNotFoundError as error:

@@ -89,6 +89,7 @@ def test_keys_that_weigh_as_they_are_to_are_like_no_mistake():
     assert [x for trial in trials for x in suspects.weighing_keys_alike(trial)] == []
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.long("0.0+300.0", "0.0+4.0")
 @pytest.mark.parametrize("max_logit", [300.0, 40.0, 4.0])
 @pytest.mark.parametrize("epsilon", [1e-4, 0.0])
@@ -112,6 +113,7 @@ def test_laws_name_the_bug_whose_numbers_are_the_same(monkeypatch):
     assert any("rfa-key-norm-dropped" in words for words in named(report))
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("norm", [1.0, 8**0.5])
 def test_a_bug_that_fails_the_same_laws_has_the_same_moments(norm):
     """Directions that are right, of norm 1 or, as in the known bug, sqrt(d)."""

@@ -153,6 +153,7 @@ NONE = {
 FAST = ("rotated twice", "v is k", "one row of the bias", "averaged")
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     "name", [pytest.param(x, marks=[] if x in FAST else [pytest.mark.long]) for x in CASES]
 )
@@ -172,6 +173,7 @@ def test_nothing_is_named_that_is_not_there(name):
     assert not [x.text for x in found.suspects if x.text.startswith("agrees if")]
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize(
     "values",
     [

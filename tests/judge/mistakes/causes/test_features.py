@@ -42,6 +42,7 @@ OF_LINEAR = {
 }
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.long(*(f"rfa+{x}" for x in list(CAUSES)[1:]))  # weights have no estimator
 @pytest.mark.parametrize("cause", CAUSES)
 @pytest.mark.parametrize("estimator", ["linear", "rfa"])
@@ -63,6 +64,7 @@ def test_keys_that_queries_see_pass(estimator):
     assert verify(q=Q, k=K, v=V, out=right, **options).verdict != "FAIL"
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("cause", OF_LINEAR)
 def test_weights_of_linear_attention(cause):
     found = verify(q=Q, k=K, v=V, out=OF_LINEAR[cause](), estimator="linear", causal=True)

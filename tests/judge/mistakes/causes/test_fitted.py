@@ -190,6 +190,7 @@ def test_a_fit_comes_before_a_cause_that_explains_less():
         assert order_suspects([cause], []) == [cause]
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("seed", [0, 2])
 @pytest.mark.parametrize("factor", [0.99, 1.01, 2.0])
 def test_a_factor_in_float32_is_none_of_what_explains_less(seed, factor):

@@ -358,6 +358,7 @@ def test_causes_are_named(name):
     assert not any(x in texts for x in others)
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.long("lse to base 2")  # options of "not rescaled"
 @pytest.mark.parametrize("name", some(CASES))
 def test_no_cause_is_named_for_another_defect(name):
@@ -384,6 +385,7 @@ def test_numbers_are_fitted_to_errors_of_a_million_units():
     assert re.match(words, found.suspects[0].text)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("used", "words"), [([1, 1, 1], "not applied"), ([0.5, 0.5, 0.5], "read from the first head")]
 )
@@ -676,6 +678,7 @@ def with_lse(s, arrays=(Q, K, V), base=1.0, **options):
     return given(out, arrays, lse=base * lse, **options)
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize(
     ("make", "words"),
     [

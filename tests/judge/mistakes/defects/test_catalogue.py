@@ -42,7 +42,7 @@ def test_kills_have_a_line_each():
         assert text.count(f'\n  "{m.name}": [') == 1
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(6)
 @pytest.mark.long("float32")
 @each
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -85,6 +85,7 @@ def pulled(fn, *args, d_out=None, **options):
     return (out, *pullback(d_out)[:3])
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("entry", VARIANTS, ids=lambda m: m.name)
 def test_variants_agree_with_the_package(entry):
     features = {name: x for name, x in entry.tags.items() if name == "features"}
@@ -160,7 +161,7 @@ STILL = ("seed-constant", "noise-dropped", "exact", "rademacher", "causal-bucket
 STILL = (*STILL, "far-unseen")
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("entry", DRAWN, ids=lambda m: m.name)
 def test_the_same_seed_gives_the_same(entry):
     """And another seed something else, but for the mutants of seeds."""
