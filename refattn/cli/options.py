@@ -192,6 +192,7 @@ class Answer(NamedTuple):
     show: Callable[[Page], None]
     tables: Callable[[], Sequence[Table]]  # its rows, for one flat table
     to_json: Callable[[], str]
+    to_html: Callable[[], str] | None = None
 
 
 def publish(
@@ -200,6 +201,7 @@ def publish(
     json_path: Path | None = None,
     plot_path: Path | None = None,
     plot: Callable[[Path], None] | None = None,
+    html_path: Path | None = None,
 ) -> None:
     """Print a result in a format, and write the files that the options name."""
     import numpy as np
@@ -214,6 +216,8 @@ def publish(
                 answer.show(Page(markdown=kind == "markdown"))
         if json_path is not None:
             json_path.write_text(answer.to_json(), encoding="utf-8")
+        if html_path is not None and answer.to_html is not None:
+            html_path.write_text(answer.to_html(), encoding="utf-8")
         if plot_path is not None and plot is not None:
             with one_line(False):
                 plot(plot_path)

@@ -110,8 +110,7 @@ def _compare_files(
     from ..judge.runs.comparing import KernelRun, compare_runs
     from ..judge.verification.door import check_alpha
     from ..judge.verification.empty_rows import settle
-    from ..judge.verification.inputs import name_profiles
-    from ..judge.verification.reading import list_gates, pose_tensors, read_parts
+    from ..judge.verification.reading import list_gates, name_tried, pose_tensors, read_parts
 
     bitwise = options.pop("bitwise")
     asked = options.pop("everything"), options.pop("hardware"), not options.pop("no_cause")
@@ -122,10 +121,8 @@ def _compare_files(
         )
         problem = pose_tensors(x, **options)
         parts = settle({"out": read_parts(x, problem)["out"]}, empty_rows)
-        names: Any = profile
-        if profile is None and problem.kind not in ("recurrent", "text"):
-            names = name_profiles(x.dtypes, x.dtype, bool(x.scales), parts)
         opened.append((x, problem))
+        names = name_tried(x, problem, profile, parts)
         runs.append(KernelRun(parts["out"], x.dtype, names))
     with Work("Comparing"):
         found = compare_runs((runs[0], runs[1]), check_alpha(alpha), bitwise, asked)

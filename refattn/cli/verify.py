@@ -207,13 +207,10 @@ def verify(
     rest = _answer_of_files(judged_files, False, verbose)
     if kind in ("table", "markdown"):
         rest = rest._replace(show=lambda page: None)
-    publish(rest, kind, json_path, plot_path, partial(plots.plot_verified, judged_files[0]))
     if html_path is not None:
-        try:
-            text = verdicts.verdicts_to_html(judged_files, verbose)
-            html_path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise Unusable(f"cannot write the results: {error}") from None
+        rest = rest._replace(to_html=partial(verdicts.verdicts_to_html, judged_files, verbose))
+    plot = partial(plots.plot_verified, judged_files[0])
+    publish(rest, kind, json_path, plot_path, plot, html_path)
     if interruption is not None:
         raise interruption
     words = {x.verdict.verdict for x in judged_files}
@@ -274,9 +271,8 @@ def _judge_layout(
     from ..files.tensors import open_tensors
     from ..judge.verification.door import check_alpha, check_sums
     from ..judge.verification.empty_rows import settle
-    from ..judge.verification.inputs import name_profiles
     from ..judge.verification.judging import judge_all
-    from ..judge.verification.reading import list_gates, pose_tensors, read_parts
+    from ..judge.verification.reading import list_gates, name_tried, pose_tensors, read_parts
     from ..judge.verification.verdict import Interrupted
     from .show.verdicts import Verified
 
@@ -302,9 +298,7 @@ def _judge_layout(
             return part._replace(numbers=part.numbers._replace(out=out))
 
         judged = settle({name: shown(part) for name, part in parts.items()}, empty_rows)
-        names: Any = profile
-        if profile is None and problem.kind not in ("recurrent", "text"):
-            names = name_profiles(tensors.dtypes, tensors.dtype, bool(tensors.scales), parts)
+        names = name_tried(tensors, problem, profile, parts)
         asked = (tensors.dtype, names, alpha, everything, hardware, not no_cause, strict)
         try:
             verdict = judge_all(judged, *asked)

@@ -128,7 +128,7 @@ class Tensors:
         return numbers * self.scales[name][index] if name in self.scales else numbers
 
     def read_whole(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return arrays as they are in the file, of those of the names that it has."""
+        """Return the arrays of these names that the file has, as it stores them."""
         return {name: np.asarray(self._views[name]) for name in names if name in self._views}
 
 

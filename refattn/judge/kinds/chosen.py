@@ -37,9 +37,9 @@ _HEADS_KEPT = 4  # whose masks are kept
 def choose_keys(problem: Problem, given: Mapping[str, Any]) -> Problem:
     """Let queries see only the keys that they chose, (..., n or blocks of queries, S); -1 is none.
 
-    Each block of queries, as many as there are rows, has as many queries. What else is given are
-    `index_q`, with a row for each row of the indices, and `index_k`, whose products rank the keys.
-    A block may choose what any of its queries sees.
+    Each row of `indices` is the choice of a block of equally many queries. A block may choose keys
+    that any of its queries sees. `index_q`, with a row for each block, and `index_k` may be given,
+    too: their products rank the keys.
     """
     n, m, _ = problem.shape
     rule = "(..., n or blocks, S)"
@@ -190,7 +190,7 @@ def _judge_head(problem: Problem, index: Index, roundings: Roundings) -> _Chosen
     over = np.where(both, (of_pair[:, 1] - of_pair[:, 0]) / least, -math.inf)
     count = np.sum(rows >= 0, -1)
     few = np.sum(chosen & seen, -1) < np.minimum(np.sum(seen, -1), rows.shape[-1])
-    # The second best choice has the best other key in place of the best one chosen.
+    # In the second best choice the best of the other keys replaces the best one chosen.
     top = np.max(np.where(chosen & seen, scores - bound, -math.inf), -1)
     free = ~both | (of_pair[:, 1] + bounds[:, 1] >= top)
     twice = count > np.sum(chosen, -1)

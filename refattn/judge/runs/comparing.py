@@ -175,8 +175,8 @@ def compare_runs(
 ) -> Same:
     """Compare the rows of two outputs that have equal inputs.
 
-    What is asked are the last arguments of `judge`: whether all rows are tested, the hardware, and
-    whether causes are searched for.
+    `asked` has the last arguments of `judge`: whether all rows are tested, the hardware, and
+    whether to search for causes.
     """
     a, b = (x.part for x in runs)
     match = match_rows(a, b)
@@ -287,7 +287,7 @@ def _test_between(
             at, column = (int(x) for x in np.unravel_index(int(np.argmax(far)), far.shape))
             most = float(far[at, column])
             worst = pair.show(index, int(rows[at]), column, float(allowed[at, column]))
-    # The law of all columns is asked of all rows that differ, as far as time allows.
+    # All rows that differ are tested by the law of all columns, as far as time allows.
     find = partial(find_wrong, problem, pair.test, squares, peaks, over > BEYOND, 1.0 * tested)
     wrong, _ = find(-math.inf)
     weights = row_weights(problem, roundings) * (match.partner >= 0)

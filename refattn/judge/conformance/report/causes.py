@@ -1,4 +1,4 @@
-"""Ask the search of `verify` what a candidate computes in place of what it should.
+"""Let the search of `verify` find what a candidate computes instead of the right result.
 
 The calls that fail are small, and many mistakes give the same numbers there. So the candidate is
 called once more in each way in which it failed, with more numbers: what explains all of these, to
@@ -27,7 +27,7 @@ from ..truth.allowed import of_function, pulled, reference
 _ASKED_SIZES = (43, 75, 8)  # queries and keys, of no common tile, and coordinates
 _ASKED_SAMPLES, _ASKED_LEAD, _KEY_HEADS_ASKED = 16, (1, 4), 2
 _SEEN_BY_MASK = 0.7  # of the keys, by a mask
-_WAYS = 2  # in which it failed, that are asked about
+_WAYS = 2  # sets of options with which a call failed: so many are asked about
 _ALL_OF_ERROR = 0.999  # of the error, that a fitted size explains
 
 
@@ -64,7 +64,7 @@ def way_of(case: Call) -> frozenset[str]:
 def ask_again(trial: CheckRun, failed: Sequence[CheckRun]) -> list[Asked]:
     """Call a candidate in the ways in which it failed, the plainest first, with more numbers.
 
-    A call that failed is asked about as it is if it is large, or if the candidate is right then.
+    A call that failed is used as it is if it is large, or if the candidate is right in the new one.
     """
     asked: dict[frozenset[str], Asked] = {}
     cases = [x.case for x in failed if x.case is not None]

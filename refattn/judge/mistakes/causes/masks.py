@@ -117,9 +117,10 @@ def _take(
     return x._replace(**{field: getattr(own[other(at)], field)})
 
 
+_TWICE = "a key that is chosen twice counts twice"
 # What kernels may read in place of the keys that queries chose, (queries, S), of so many keys.
 _CHOICES: Mapping[str, Callable[[Any, int], Any]] = {
-    "a key that is chosen twice counts twice": lambda x, _: x,
+    _TWICE: lambda x, _: x,
     "-1 in the indices is read as the last key": lambda x, m: np.where(x < 0, m - 1, x),
     "-1 in the indices is read as key 0": lambda x, _: np.where(x < 0, 0, x),
     "each query has the keys that the query before it chose": lambda x, _: np.roll(x, 1, 0),
@@ -133,11 +134,10 @@ _CHOICES: Mapping[str, Callable[[Any, int], Any]] = {
 def list_choices(problem: Problem) -> Iterator[Alternative]:
     """List wrong readings of the keys that queries chose, which no other mask hides."""
     alone = problem._replace(causal=False, window=(None, None))
-    every = [problem.read(x)["indices"] for x in np.ndindex(problem.lead)]
-    of_none = any(np.any(x < 0) for x in every)
+    every, m = [problem.read(x)["indices"] for x in np.ndindex(problem.lead)], problem.shape[1]
     for text, change in _CHOICES.items():
-        if text.startswith("-1") and not of_none:
-            continue
+        if text != _TWICE and all(np.array_equal(change(x, m), x) for x in every):
+            continue  # it would be the cause of what happens to keys that are chosen twice
         count = partial(_count_chosen, problem, change)
         seen = alone.replaced("mask", partial(_show_counted, count))
         yield Alternative(text, seen.replaced("bias", partial(_add_counted, count)))
