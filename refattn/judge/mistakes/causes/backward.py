@@ -348,7 +348,7 @@ class Backward:
         gradient = self.gradients[of]
         wanted = one.of or of
         if one.answer is not None:
-            return one.answer(wanted, index, gradient.heads[index])[some]
+            return np.asarray(one.answer(wanted, index, gradient.heads[index])[some])
         total: Any = one.added.get((of, index), 0.0)
         look = partial(self.keep, of, number=one.number, own=one.own)
         share = count_once if wanted == "dq" else one.share  # each query has one head

@@ -91,7 +91,7 @@ class EditedHeads:
             return np.asarray(sum(self.of_head(x)[0][number] for x in heads))
         every = self.of_all()[0][number]
         if of != "dq" and self.problem.key_heads is not None:
-            return every[index]
+            return np.asarray(every[index])
         return np.asarray(sum(every[x] for x in heads))
 
     def _run(self, at: Index | None) -> tuple[tuple[Doubles, ...], Doubles | None]:

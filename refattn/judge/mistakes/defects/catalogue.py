@@ -26,7 +26,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..text import Edit
-from .edits import RECURRENCES, OVER_FORMULAS, Edited
+from .edits import OVER_FORMULAS, RECURRENCES, Edited
 
 _NO_TAGS: Mapping[str, Any] = MappingProxyType({})
 _OF_ALL = ("mask", "causal", "gqa")
