@@ -193,12 +193,17 @@ def _sum_earlier(tile: _Tile, xp: Any) -> Sums:
     """Sum over the keys up to each query's own, of as many queries as keys."""
     n = tile.shape[0]
     if n <= _LEAF_TOKENS:
-        return _sum_block(tile, True, xp)
+        return _sum_block(tile, xp, causal=True)
     half = _LEAF_TOKENS << ((n - 1) // _LEAF_TOKENS).bit_length() - 1
-    early, late = slice(0, half), slice(half, n)
-    own = _sum_earlier(tile.part(late, late), xp)
-    more = combine(own, _sum_tile(tile.part(late, early), xp), xp)
-    return _stack_queries(_sum_earlier(tile.part(early, early), xp), more, xp)
+    return _sum_halves(tile, half, _sum_earlier, _sum_tile, xp)
+
+
+def _sum_halves(tile: _Tile, half: int, of_own: Any, of_early: Any, xp: Any) -> Sums:
+    """Sum over the keys up to each query's own: of its half, and of the one before it."""
+    early, late = slice(0, half), slice(half, tile.shape[0])
+    own = of_own(tile.part(late, late), xp)
+    more = combine(own, of_early(tile.part(late, early), xp), xp)
+    return _stack_queries(of_own(tile.part(early, early), xp), more, xp)
 
 
 def _sum_tile(tile: _Tile, xp: Any) -> Sums:
@@ -216,16 +221,16 @@ def _sum_tile(tile: _Tile, xp: Any) -> Sums:
     rows, columns = block_shape(like, n, m)
 
     def of_rows(i: slice) -> Sums:
-        parts = (_sum_block(tile.part(i, j), False, xp) for j in blocks(0, m, columns))
+        parts = (_sum_block(tile.part(i, j), xp) for j in blocks(0, m, columns))
         return reduce(partial(combine, xp=xp), parts)
 
     return reduce(partial(_stack_queries, xp=xp), map(of_rows, blocks(0, n, rows)))
 
 
 @retraced
-def _sum_block(tile: _Tile, causal: bool, xp: Any) -> Sums:
+def _sum_block(tile: _Tile, xp: Any, causal: bool = False) -> Sums:
     """Sum over pairs, evaluated one by one."""
-    (q, k, v, bias, most), (n, m) = tile, tile.shape
+    (q, k, v, bias, most), (n, m), width = tile, tile.shape, tile.k.log.shape[-1]
     if not causal and is_numpy_array(untraced(v)):
         factors = _evaluate_factors(tile, xp.zeros_like(bias[..., :1]), xp)
         weights = multiply(factors.phi, xp.matrix_transpose(factors.psi))
@@ -233,22 +238,50 @@ def _sum_block(tile: _Tile, causal: bool, xp: Any) -> Sums:
             weights = times(weights, _of_pairs(factors.by_lag, n, m, xp))
             return split_ones(sum_of_products(weights, with_ones(v, xp)), factors.base)
     bias = _of_pairs(bias, n, m, xp)
-    visible = (bias != -math.inf) & xp.any(k.log != -math.inf, axis=-1)[..., None, :]
+    seen = xp.any(k.log != -math.inf, axis=-1)[..., None, :]
     if causal:
-        visible = visible & causal_mask(slice(0, n), slice(0, m), 0, device(v), xp)
+        seen = seen & causal_mask(slice(0, n), slice(0, m), 0, device(v), xp)
+    visible = seen & (bias != -math.inf)
     if q.values is not None:
         weights = multiply(q.values, xp.matrix_transpose(k.values))
         log = xp.where(visible, xp.matrix_transpose(k.log) + bias, -math.inf)
         base = xp.max(fixed(log), axis=-1, keepdims=True)
         weights = weights_at_base(weights, visible, log, base, xp)
         return split_ones(sum_of_visible(weights, with_ones(v, xp), visible, xp, signed=True), base)
+    # A nan is in the weights of its key alone: others keep their bases.
+    known = k.log < math.inf
+    y = xp.where(known, k.log, -math.inf)
     if causal:
         shape = (1, 1 << (n - 1).bit_length())
-        log = log_kernel(leaves(q.log, shape, xp), leaves(k.log, shape, xp), None, xp)
+        log = log_kernel(leaves(q.log, shape, xp), leaves(y, shape, xp), None, xp)
         log = log[..., 0, :n, :n]
     else:
-        log = log_of_all(q.log, k.log, xp)
+        log = log_of_all(q.log, y, xp)
+    log = xp.where(xp.all(known, axis=-1)[..., None, :], log, math.nan)
+    plain = [untraced(x) for x in (log, bias, seen)]
+    if is_numpy_array(plain[0]) and m > 1 and _is_lost(width, *plain):
+        if causal:
+            return _sum_halves(tile, m // 2, partial(_sum_block, causal=True), _sum_block, xp)
+        halves = (slice(0, m // 2), slice(m // 2, m))
+        left, right = (_sum_block(tile.part(slice(0, n), j), xp) for j in halves)
+        return combine(left, right, xp)
     return sum_scores(log + bias, v, visible, most, xp)
+
+
+def _is_lost(width: int, log: Array, bias: Array, seen: Array) -> bool:
+    """Say whether a kernel below the smallest number may count, since its bias is large: on NumPy.
+
+    Beside fewer keys it is not as small, and alone it is 1.
+    """
+    limits = np.finfo(log.dtype)
+    small = float(np.log(limits.smallest_normal / limits.eps)) + 2 * math.log(width)
+    least = np.fmax.reduce(np.where(seen, log, -math.inf), axis=-1, keepdims=True) + small
+    lost = seen & (log < least)
+    if not lost.any():
+        return False
+    most = np.max(np.where(seen & ~lost, log + bias, -math.inf), axis=-1, keepdims=True)
+    counts = least + bias > most + math.log(limits.eps / log.shape[-1])
+    return bool(np.any(lost & counts))
 
 
 class _Factors(NamedTuple):
@@ -283,7 +316,7 @@ def _are_bounded(tile: _Tile, factors: _Factors, weights: Array) -> bool:
     least = np.sqrt(np.sqrt(np.finfo(by_lag.dtype).smallest_normal))
     if tile.k.values is not None:  # of which small products are no loss
         weights = np.exp(np.min(log, axis=-2) - np.max(log, axis=-2))
-    return bool(np.min(by_lag, initial=1) >= least and np.min(weights, initial=1) >= least)
+    return all(bool(np.min(x, initial=1) >= least) for x in (by_lag, weights))  # no nan is
 
 
 def _of_pairs(bias: Array, n: int, m: int, xp: Any) -> Array:
@@ -320,7 +353,7 @@ def _is_straight(bias: Array, like: Array) -> bool:
     """Say whether digits are left after a transform, on NumPy."""
     rest = float(np.max(np.ptp(_take_line(bias, np)[1], axis=-1)))
     digits = np.finfo(like.dtype).eps / np.finfo(host_dtype(like)).eps  # which float64 has more
-    return rest <= math.log(_WORST * float(digits))
+    return bool(rest <= math.log(_WORST * float(digits)))
 
 
 @retraced
