@@ -212,7 +212,7 @@ FIXTURES = pytest.StashKey()  # seconds
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="run long sweeps too")
     parser.addoption(
-        "--turn", type=int, help="run one part in 32 of the long sweeps too: those whose turn it is"
+        "--turn", type=int, help="run one part in 64 of the long sweeps too: those whose turn it is"
     )
     parser.addoption(
         "--soak", action="store_true", help="run what is long, and more of the same kind"
@@ -240,8 +240,8 @@ def pytest_collection_modifyitems(config, items):
         of_sweep = (m.args[0] for m in item.iter_markers("sweep"))
         if item.name in LONG_EXAMPLES or any(number_of(item) // 4 % x for x in of_sweep):
             item.add_marker(pytest.mark.long)
-        if turn is not None:  # by its name, so that no other test moves it
-            full = full or number_of(item) % 32 == turn % 32
+        if turn is not None:  # by its name, as no other test moves it; apart from `sweep`
+            full = full or number_of(item) // 2**16 % 64 == turn % 64
         runs = {"soak": soak, "long": full, "docs": full or turn is not None}
         fits = all(run or not is_marked(item, mark) for mark, run in runs.items())
         (chosen if fits else left_out).append(item)

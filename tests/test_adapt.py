@@ -424,7 +424,7 @@ def test_constants_for_norms_change_what_is_estimated(features, sign, case):
     np.testing.assert_allclose(got, want, atol=1e-12)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("case", ["plain", "key mask", "mask", "causal"])
 @pytest.mark.parametrize("features", ["positive", "hyperbolic"])
 @pytest.mark.parametrize("size", [1.0, 100.0])

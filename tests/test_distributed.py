@@ -149,6 +149,7 @@ def random_features(x):
     return distributed.random_feature_attention(x, x, x, omega=OMEGA)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "call",
     [local, partial(local, causal=True), partial(local, sinks=da.zeros(())), random_features],

@@ -42,6 +42,7 @@ def test_tolerances_are_small(name):
         assert largest(case.atol(p, options)) < 1e-8 * largest(p.v)
 
 
+@pytest.mark.sweep(3)
 @those("formula")
 @problems
 def test_the_engine_agrees_with_the_formula(name, p):
@@ -60,7 +61,7 @@ MANY = [  # leading axes, queries, keys, causal
 ]
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(12)
 @pytest.mark.long("keys")
 @pytest.mark.parametrize("mask", ["none", "keys", "heads"])
 @those("formula")
@@ -79,6 +80,7 @@ BEYOND = [  # queries, keys, head size, columns of values, features
 ]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.long("jax", "dask", "readonly", "shape5", "shape6", "shape8", "shape9")
 @pytest.mark.parametrize("shape", BEYOND)
 @pytest.mark.parametrize("name", ["softmax", "rfa positive", "is"])
@@ -103,7 +105,7 @@ VARIANTS = [  # queries, keys, mask, causal
 ]  # fmt: skip
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize(
     ("d", "size"),
     [*SIZES, *(pytest.param(*x, marks=pytest.mark.long) for x in MORE if x not in SIZES)],
@@ -131,6 +133,7 @@ def test_digits(name, d, size, dtype, record_accuracy):
         record_accuracy(f"{name}, {mask}{causal * ', causal'}, norms {size:g}", dtype, units)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("jax", "dask", "readonly+float32")
 @those()
 def test_every_library_agrees_with_numpy(backend, dtype, name):
@@ -171,7 +174,7 @@ def test_the_future_changes_nothing(name, masked):
             np.testing.assert_array_equal(after[:t], before[:t])
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("causal", [False, True])
 @those()
 def test_what_is_hidden_reaches_nothing(name, causal, dtype):
@@ -223,7 +226,7 @@ def test_masking_keys_is_deleting_them(name, seed):
         assert_close(got, want, case.atol(deleted, own))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("lead", [x for x in LEADS if x != "none"])
 @those()
 def test_heads_are_repeated_and_axes_broadcast(name, lead):
@@ -238,7 +241,7 @@ def test_heads_are_repeated_and_axes_broadcast(name, lead):
         assert_close(got, want, case.atol(p, options))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(12)
 @pytest.mark.long("jax", "dask", "readonly", "coreset")
 @those()
 def test_axes_may_be_empty(backend, name):
@@ -265,7 +268,7 @@ def test_axes_may_be_empty(backend, name):
             assert np.all(out[~p.visible.any(-1)] == 0)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("mask", ["none", "keys"])
 @pytest.mark.parametrize("causal", [False, True])
 @those("mean")
@@ -294,7 +297,7 @@ def test_a_scale_multiplies_queries_and_keys_by_its_root(name, scale):
         assert_close(got, function(*p.arrays, **options), atol)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(12)
 @pytest.mark.long("True+heads", "False+rows")
 @pytest.mark.parametrize("mask", ["none", "heads", "rows"])
 @pytest.mark.parametrize("causal", [False, True])

@@ -70,6 +70,7 @@ def without_key(lost):
     return {"q": q, "k": k, "v": v, "out": to(out)}
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.docs("flax")
 @pytest.mark.parametrize("library", ["numpy", "torch", "flax"])
 def test_judging_numbers(library, tmp_path, monkeypatch):

@@ -58,6 +58,7 @@ def block_p_value(sampler, d):
     return stats.suite_p([gaussian_p_value(z) for z in rows])
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.soak("halton", "sobol")
 @pytest.mark.long("halton", "sobol", "16", "simplex", "orthogonal")
 @pytest.mark.parametrize("d", [2, 3, 4, 16])

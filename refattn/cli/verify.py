@@ -151,6 +151,15 @@ empty_rows_option = known_option(
 @window_option
 @softcap_option
 @layout_option
+@known_option(
+    "--normalise",
+    known=lambda: needed("judge.rounding.norms").NORMALISED,
+    metavar="[qk|q|k]",
+    help="What the kernel divides by the norms of its rows itself: queries, keys or both.",
+)
+@click.option(
+    "--norm-eps", type=float, metavar="X", help="Epsilon of these norms.  [default: tried]"
+)
 @click.option(
     "--all", "everything", is_flag=True, help="Test all rows of large files, not a sample."
 )
@@ -269,6 +278,7 @@ def _judge_layout(
     **options: Any,
 ) -> Verified:
     from ..files.tensors import open_tensors
+    from ..judge.kinds.normalised import check_norms, judge_norms
     from ..judge.verification.door import check_alpha, check_sums
     from ..judge.verification.empty_rows import settle
     from ..judge.verification.judging import judge_all
@@ -278,11 +288,13 @@ def _judge_layout(
 
     alpha, hardware = check_alpha(options.pop("alpha")), options.pop("hardware", None)
     strict = options.pop("strict", False)
+    norms = options.pop("normalise", None), options.pop("norm_eps", None)
     also = list_gates(options["estimator"])
     with Work("Verifying") as work:
         tensors = open_tensors(path, dtype=dtype, layout=layout, required=(), also=also)
         check_sums("--strict", "float32" if strict else None, profile, tensors.dtype)
         problem = pose_tensors(tensors, **options)
+        check_norms(*norms, tensors.shapes, problem.kind, tensors.dtype)
         parts = read_parts(tensors, problem)
         if tensors.lead and tensors.sequences is None:
             many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
@@ -298,10 +310,10 @@ def _judge_layout(
             return part._replace(numbers=part.numbers._replace(out=out))
 
         judged = settle({name: shown(part) for name, part in parts.items()}, empty_rows)
-        names = name_tried(tensors, problem, profile, parts)
+        names = name_tried(tensors, problem, profile, parts, norms[0] is not None)
         asked = (tensors.dtype, names, alpha, everything, hardware, not no_cause, strict)
         try:
-            verdict = judge_all(judged, *asked)
+            verdict = judge_norms(judged, norms, lambda x: judge_all(x, *asked))
         except Interrupted as stop:  # with what is known, for as much as that is
             stop.found = Verified(tensors, problem, parts, stop.found)
             raise

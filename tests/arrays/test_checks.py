@@ -91,6 +91,7 @@ def test_merge_takes_a_plain_pair():
     assert isinstance(refattn.merge(a, tuple(a)), refattn.Attended)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.filterwarnings("ignore:.*(prototype|beta):UserWarning")
 @pytest.mark.parametrize("kind", ["sparse", "compressed", "meta", "nested", "jagged"])
 def test_tensors_of_torch_that_have_no_number_at_each_place(torch, kind):

@@ -87,7 +87,7 @@ def test_a_bare_product_is_seen(way):
 # --- attention ------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", ["fn", pytest.param("formula", marks=pytest.mark.long)])
 @SIZES
 @those()

@@ -45,6 +45,7 @@ HELD = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("Tolerance", "Certified")
 @pytest.mark.parametrize("name", HELD)
 def test_results_are_short(name):

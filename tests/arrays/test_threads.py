@@ -189,6 +189,7 @@ def test_results_do_not_depend_on_how_keys_are_shared_among_threads(options, ite
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("shift", [-3000, 0, 500])
 def test_causal_queries_see_no_key_of_most_spans(threads, shift, monkeypatch):

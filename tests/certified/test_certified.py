@@ -244,6 +244,7 @@ def test_blocks_and_spans(monkeypatch):
     assert (one.error < 2.0**-60).all()
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("library", ["torch", "array_api_strict", "jax"])
 @pytest.mark.long("jax")
 def test_other_libraries(library):

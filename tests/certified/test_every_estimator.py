@@ -77,6 +77,7 @@ def holds(found, want):
     )
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(("function", "options"), list(cases()))
 def test_every_estimator_is_within_its_bound(function, options):
     """To 2^-50 of the largest, and not if a key moves by its rounding."""

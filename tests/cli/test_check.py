@@ -24,6 +24,7 @@ def softmax(name, *words):
     return run("check", target, *given, *words)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -43,6 +44,7 @@ def test_pass(name, words):
     assert f"PASS          {words.split()[2]}" in text
 
 
+@pytest.mark.long
 def test_softmax_is_guessed():
     """Of a function of three arrays alone, which is said; of others the estimator must be named."""
     words = ("--check", "contract", "--capability", "mask", "--in-process")

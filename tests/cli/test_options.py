@@ -189,6 +189,7 @@ def assert_cell(cell, value):
         assert abs(float(cell) - value) <= 0.501 * unit
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("tolerance")
 @pytest.mark.parametrize("name", LINES)
 def test_every_format_has_the_numbers_of_the_function(name):
@@ -366,6 +367,7 @@ def test_the_module_is_the_command_line(words, env, start):
     assert process(*words, env=env).stdout.lstrip().startswith(start)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.name != "posix", reason="terminals as of POSIX")
 def test_colour_on_a_terminal():
     import pty
@@ -405,6 +407,7 @@ def write_audited():
         Path(path).write_text(text)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("line", [*examples()])
 def test_examples_of_the_help(line):
     if "bnhd" in line:  # the same files, with their axes in the other order

@@ -24,6 +24,7 @@ def same(*words):
     return running.run("same", *words, "--dtype", "bfloat16")
 
 
+@pytest.mark.long
 def test_a_row_that_changes_when_a_batch_member_is_added():
     result = same("two.npz", "one.npz", "--no-cause")
     assert (result.exit_code, result.stderr) == (1, "")

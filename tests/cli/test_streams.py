@@ -69,6 +69,7 @@ def test_files_are_written_though_nobody_reads(forked):
     assert '"FAIL"' in Path("out.json").read_text()
 
 
+@pytest.mark.long
 def test_lines_beside_the_results_that_nobody_reads():
     x = np.random.default_rng(0).standard_normal((9, 4, 8)).astype(np.float32)
     np.savez("heads.npz", q=x, k=x, v=x, out=refattn.softmax_attention(x, x, x))

@@ -54,7 +54,7 @@ def refused(*words):
     return line
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("row", [x for x in LINES if not x.startswith("#")])
 def test_unusable(folder, row):
     command, words = eval(f'f"""{row}"""', {"COMMON": COMMON}).split(" | ")

@@ -343,6 +343,7 @@ def test_one_block_of_heads_is_in_memory(monkeypatch):
     assert sorted(asked) == [(x, (h,)) for x in ("k", "q", "v") for h in range(HEADS)]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("shape", [(0, 5, 2), (5, 0, 2), (5, 5, 0), (0, 0, 0)])
 @pytest.mark.parametrize("lead", [(), (2,), (0,)])
 def test_empty_arrays(shape, lead):

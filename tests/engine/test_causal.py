@@ -38,7 +38,7 @@ def edited(arrays, t, edit, which):
     return changed
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.long("0.0", "1.0", "70.0", "1000.0", "scaled", "reversed", "one nan", "powers", "inf")
 @pytest.mark.parametrize("name", CAUSAL)
 @pytest.mark.parametrize("edit", EDITS)
@@ -52,6 +52,7 @@ def test_the_future_leaves_every_bit(name, edit):
             np.testing.assert_array_equal(after[:t], before[:t])
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.long("jax", "dask")
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of Dask, once it computes
 @pytest.mark.parametrize("edit", ["nan", "mixed"])
@@ -108,6 +109,7 @@ def test_many_leaves_after_a_long_past():
         k[:100] = 1e200  # a past that is scaled, and leaves that are not
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("jax")
 @pytest.mark.parametrize(("n", "m"), [(600, 600), (520, 530), (530, 520)])
 def test_causal_steps_on_backends(backend, n, m):

@@ -55,7 +55,7 @@ def largest_error(got, want):
     return max(float(np.max(np.abs(x - y), initial=0)) for x, y in zip(got, want, strict=True))
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.long("jax")  # which takes seconds to compile
 @pytest.mark.parametrize(
     ("home", "n"), [(naive, 0), (naive, 3), *((recurrences, n) for n in SIZES)]
@@ -309,6 +309,7 @@ def test_states_merge_where_tokens_do_not_remove():
     np.testing.assert_allclose(want.read(q)[2], q[2] @ want.state[1] / 2, rtol=1e-14)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.long("jax")
 @pytest.mark.parametrize("layer", ["kimi_delta_attention", "retention", "rwkv7"])
 def test_pullbacks_are_the_same_on_every_library(backend, layer):

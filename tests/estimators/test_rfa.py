@@ -97,6 +97,7 @@ def test_overflowing_keys_are_not_hidden(function):
         assert np.all(np.isnan(out))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.long("jax", "dask")
 def test_same_seed_same_frequencies_everywhere(backend, dtype):
     rng = np.random.default_rng(0)

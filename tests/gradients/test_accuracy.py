@@ -56,7 +56,7 @@ SIZES = [
 ]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.long("10.0")
 @pytest.mark.parametrize("variant", ["full", "causal", "key mask", "mask"])
 @pytest.mark.parametrize(("name", "size"), SIZES)

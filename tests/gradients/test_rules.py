@@ -84,6 +84,7 @@ def test_slopes_of_what_has_no_formula_of_its_own(name, options):
 # --- laws -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(5)
 @every_case
 def test_what_is_hidden_takes_nothing(name):
     """Masked and future keys, with numbers of any size in them, and queries that see no key."""
@@ -131,6 +132,7 @@ def test_nan_goes_where_it_is_seen(name):
         assert np.flatnonzero(np.isnan(found[x]).any(-1)).tolist() == rows, x
 
 
+@pytest.mark.sweep(3)
 @every_case
 def test_no_keys_no_queries_and_none_seen(name):
     lacks = CASES[name].lacks
@@ -167,6 +169,7 @@ def test_laws_of_exact_attention():
     np.testing.assert_allclose(np.sum(found["v"], -2), np.sum(d_out, -2))
 
 
+@pytest.mark.sweep(2)
 @every_case
 def test_pullbacks_are_linear_in_cotangents(name):
     case, arrays, options, rng = differentiable(name, "grouped", 11, 13)
@@ -177,6 +180,7 @@ def test_pullbacks_are_linear_in_cotangents(name):
         np.testing.assert_allclose(x, want, rtol=1e-9, atol=1e-11 * (1 + np.max(np.abs(want))))
 
 
+@pytest.mark.sweep(3)
 @those("vjp", "formula")
 def test_broadcast_axes_are_summed(name):
     """What heads share takes the sum of what copies for each of them take."""
@@ -253,6 +257,7 @@ def test_longdouble_stays_longdouble(name, causal):
         np.testing.assert_allclose(y.astype(float), want[x], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.long("softmax+False")
 @BOTH
 @names("softmax", "rfa positive", "linear")
@@ -292,7 +297,7 @@ def test_options_may_be_bound_to_the_function():
 # --- libraries ------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.soak("queries, centres", "linear taylor", "mean of ratios")
 @pytest.mark.long("jax", "dask", "array_api_strict")
 @BOTH
@@ -321,6 +326,7 @@ def test_every_library_agrees_with_numpy(backend, name, causal):
 TRACED = ("softmax", "rfa positive", "rfa trigonometric", "is", "lara balance")
 
 
+@pytest.mark.sweep(4)
 @BOTH
 @pytest.mark.parametrize(
     ("name", "seen"),
@@ -346,6 +352,7 @@ def test_torch_differentiates(torch, name, causal, seen):
             np.testing.assert_allclose(own, want[x], rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.sweep(3)
 @BOTH
 @names("softmax", "rfa positive", "rfa trigonometric", "linear")
 def test_torch_differentiates_twice(torch, name, causal):

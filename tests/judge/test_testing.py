@@ -21,7 +21,7 @@ ROOT = Path(refattn.__file__).parent.parent
 # Plain functions
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.long("sample")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 @pytest.mark.parametrize("case", testing.CASES)
@@ -47,7 +47,7 @@ SEEN = {  # in which cases a wrong kernel fails, for certain
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(8)
 @pytest.mark.long("sample", "large")
 @pytest.mark.parametrize(("wrong", "case"), [(f, x) for f in SEEN for x in SEEN[f].split()])
 @pytest.mark.usefixtures("verdict_alone")
@@ -73,6 +73,7 @@ def test_options_and_pairs_go_to_verify():
         testing.assert_attention_close(found.out, q, k, v)
 
 
+@pytest.mark.long
 def test_tokens_may_come_before_heads():
     """As in flash-attention, whose log normalisers have heads first; gradients too."""
     q, k, v = testing.draw_qkv(shape=(2, 40, 16))

@@ -87,6 +87,7 @@ def everything():
     return one_file.formulas()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", naive.__all__)
 def test_a_single_formula_takes_what_it_needs_only(name, everything):
     text = one_file.formulas([name])

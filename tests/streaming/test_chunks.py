@@ -15,6 +15,7 @@ from tests.streaming.cases import CASES, OMEGA, WINDOWED, draw, in_steps
 every_state = pytest.mark.parametrize("name", WINDOWED)
 
 
+@pytest.mark.sweep(2)
 @every_state
 @pytest.mark.parametrize("size", [30.0, 1e4])
 def test_steps_of_extreme_logits(name, size):

@@ -33,6 +33,7 @@ def test_every_state_of_the_registry_is_here():
     assert ESTIMATORS["rfa-local"].state is streaming.LocalState
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("mean", "local", "local of one")
 @pytest.mark.parametrize("most", [9, pytest.param(30, marks=pytest.mark.long)])
 @every_state
@@ -63,6 +64,7 @@ def test_a_prompt_gives_the_causal_attention_of_its_last_queries(prefix, n, more
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-11)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", [x for x in CASES if x != "published"])  # noise of each state
 @given(seeds, st.integers(0, 9), st.integers(0, 9), st.integers(1, 7))
 def test_merged_states_are_the_whole(name, seed, first, more, window):
@@ -149,7 +151,7 @@ def test_states_do_not_change_with_the_arrays_of_the_caller(backend, name):
     np.testing.assert_array_equal(before, after)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.long("jax", "dask")
 @every_state
 def test_every_library_agrees_with_numpy(backend, dtype, name):
@@ -178,7 +180,7 @@ def test_every_library_agrees_with_numpy(backend, dtype, name):
 PART, REST = slice(0, 5), slice(5, 11)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.long("jax", "dask", "readonly")
 @every_state
 def test_axes_may_be_empty(backend, name):

@@ -46,7 +46,7 @@ DIMENSIONS = [
 ]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.long("simplex", "regularised+16", "regularised+5")
 @pytest.mark.parametrize(("coupling", "d"), DIMENSIONS)
 @pytest.mark.parametrize("features", FEATURES)

@@ -167,7 +167,7 @@ def fits(verdict, wanted, expected):
     return verdict == (expected if wanted == "as expected" else wanted)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize(("name", "level", "replaced", "wanted"), [*rows()])
 def test_verdicts_where_something_is_replaced(name, level, replaced, wanted, monkeypatch):
     calls = {path: replace(monkeypatch, path, text) for path, text in sizes(name) + pairs(replaced)}
@@ -181,7 +181,7 @@ def test_verdicts_where_something_is_replaced(name, level, replaced, wanted, mon
     assert [0] not in calls.values(), f"not called: {calls}"
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(10)
 @pytest.mark.long(
     *("approximation_error", "attention_costs", "chunk_summaries", "cost", "distributions"),
     *("few_keys", "lara_consistent", "linear_time", "orthogonal_against_iid"),
@@ -289,6 +289,7 @@ def test_a_clock_refutes_what_every_round_refutes(exponents, verdict):
     assert set(found.values()) == {suite.HOLDS}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "name", ["attention_costs", pytest.param("cost", marks=pytest.mark.long), "linear_time"]
 )

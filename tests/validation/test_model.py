@@ -106,6 +106,7 @@ def test_embeddings_do_not_depend_on_what_else_is_in_a_batch(study):
     np.testing.assert_allclose(np.linalg.norm(study.exact, axis=-1), 1)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("layers", ["all", "0", "1"])
 def test_exact_attention_keeps_everything(study, layers):
     rows, _ = measure.measure(study, estimators=["ra"], sizes=[2], layers=[layers], draws=1)
@@ -126,6 +127,7 @@ def test_one_layer_is_replaced_and_no_other(study, encoder):
         np.testing.assert_allclose(seen.embeddings[batch], encoder.sentences(x), rtol=1e-12)
 
 
+@pytest.mark.long
 def test_every_estimator_that_stands_for_softmax_attention_is_taken(study):
     rows, skipped = measure.measure(study, estimators=compare.names(), sizes=[3], draws=1)
     assert {x.estimator for x in (*rows[2:], *skipped)} == {*compare.names()}

@@ -14,6 +14,7 @@ from ...features import elu_features
 from ...files.tensors import fits_other_layout, view_heads_first
 from ...typing import Features
 from ..kinds.chosen import choose_keys
+from ..kinds.normalised import check_norms, judge_norms
 from ..kinds.parts import pose_parts
 from ..rounding.formats import check_all_hold, dtype_of, widen
 from ..rounding.layers import pose_recurrence
@@ -85,6 +86,8 @@ def verify(
     part_out: Any = None,
     part_lse: Any = None,
     part_keys: Any = None,
+    normalise: str | None = None,
+    norm_eps: float | None = None,
     layout: str = "bhnd",
 ) -> Verdict:
     """Judge whether a correct kernel can have produced these numbers.
@@ -173,6 +176,12 @@ def verify(
     part_out, part_lse, part_keys : arrays, shapes (P, ..., n, d_v), (P, ..., n) and (P + 1,)
         For softmax attention, outputs and log normalisers of P parts of the keys, and the first key
         of each part and the end. Each part and the merge to `out` are parts of the verdict.
+    normalise : {"qk", "q", "k"}, optional
+        Which arrays the kernel divides by the norms of their rows, for softmax attention in
+        bfloat16 and float16. The norm is max(|x|, eps), sqrt(|x|^2 + eps) or sqrt(|x|^2 / d + eps),
+        whichever explains the numbers. Gradients in these arrays are not judged.
+    norm_eps : float, optional
+        The eps of these norms; by default 1e-12 in the first and 1e-6 or 1e-5 in the others.
     layout : {"bhnd", "bnhd"}
         Whether heads come before tokens; in `mask`, `bias`, `sinks`, `omega`, states and factors of
         arrays they always do.
@@ -267,6 +276,7 @@ def verify(
     checks.flag("everything", everything)
     checks.flag("explain", explain)
     check_sums("accumulate", accumulate, profile, inputs.storage)
+    check_norms(normalise, norm_eps, arrays | {"part_out": part_out}, kind, inputs.storage)
     checks.choice("empty_rows", empty_rows, EMPTY_ROWS)
     # Read the results, whose shapes follow from the problem, and find the type of each.
     n, _, d_v = problem.shape
@@ -321,10 +331,11 @@ def verify(
             parts |= pose_parts(parts["out"], of_parts)
     names: ProfileChoice = profile
     if profile is None and kind not in ("recurrent", "text"):
-        scaled = any(x is not None for x in scales.values())
+        scaled = any(x is not None for x in scales.values()) or normalise is not None
         names = name_profiles(inputs.types, storage, scaled, parts)
     asked = (storage, names, alpha, everything, hardware, explain, accumulate is not None)
-    verdict = judge_all(settle(parts, empty_rows), *asked)
+    settled = settle(parts, empty_rows)
+    verdict = judge_norms(settled, (normalise, norm_eps), lambda x: judge_all(x, *asked))
     if "d_out" in got and not gradients:
         verdict = verdict.with_remark(UNUSED_D_OUT)
 
@@ -338,7 +349,7 @@ def verify(
             empty_rows=empty_rows, beta=beta, log_decay=log_decay, write=write, removal=removal,
             decay=decay, initial_state=initial_state, num_proposals=num_proposals, centres=centres,
             indices=indices, index_q=index_q, index_k=index_k, part_out=part_out, part_lse=part_lse,
-            part_keys=part_keys, layout=other,
+            part_keys=part_keys, normalise=normalise, norm_eps=norm_eps, layout=other,
         )  # fmt: skip
 
     return try_other_layout(problem, verdict, layout, judge_in, "layout={!r}")

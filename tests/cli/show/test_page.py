@@ -72,6 +72,7 @@ def test_tables_that_are_still_too_wide_are_split():
     assert table.parts(14, kept) == [[0, 1, 2], [0, 1, 3]]
 
 
+@pytest.mark.long
 @pytest.mark.long("60", "80")
 @pytest.mark.parametrize("width", [40, 60, 80])
 def test_verdicts_fit_the_page(width):

@@ -117,6 +117,7 @@ def test_a_test_that_looks_at_shapes_only(few, folder):  # noqa: F811
     assert not found.rejected
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("test", "kernel", "words"),
     [
@@ -135,6 +136,7 @@ def test_unusable(folder, test, kernel, words):
         runs.audit_test(test.format(folder), kernel and kernel.format(folder), {})
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("test", ["test_{}.py::test_nothing", "{}:check"])
 @pytest.mark.parametrize("late", [False, True])
 def test_an_interruption_is_no_error_of_the_test(few, folder, test, late, monkeypatch):  # noqa: F811

@@ -216,6 +216,7 @@ def test_a_comparison_in_torch_has_a_wide_reference_and_takes_masks(torch, few):
     assert found.conventions == "mask"
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("estimator", ["linear", "rfa"])
 def test_other_estimators(estimator):
     omega = np.random.default_rng(0).standard_normal((8, D))

@@ -74,6 +74,7 @@ def bias():
     return RNG.standard_normal((1, 1, 3, 5)).astype(np.float32)
 
 
+@pytest.mark.sweep(2)
 @of("layout")
 def test_layout(name):
     """The drivers hand arrays over in this layout; in the other the result is another."""
@@ -97,6 +98,7 @@ def test_causal(name):
     agrees(name, "causal", lambda call: call(q, k, v, causal=True), answers)
 
 
+@pytest.mark.sweep(3)
 @of("empty_rows")
 def test_empty_rows(name):
     (q, k, v), mask = problem(), without(0, 1)

@@ -11,6 +11,7 @@ from tests.judge.conformance.candidates import BACK, OF_OPTIONS, SEES, checked, 
 DTYPES = pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 
 
+@pytest.mark.sweep(3)
 @DTYPES
 @pytest.mark.parametrize("corner", ["top-left", "bottom-right"])
 def test_attention_of_torch(torch, dtype, corner):
@@ -84,6 +85,7 @@ def torch_coreset(torch, q, k, v, *, indices, constant=""):
     return p @ (w @ v) / (total.detach() if constant == "normaliser" else total)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", ["coreset", "sampled-softmax"])
 def test_keys_are_gathered_by_torch(torch, name, dtype):
@@ -115,6 +117,7 @@ def test_gradients_of_a_solve_by_torch(torch, constant, dtype):
     assert report.verdict == ("PASS" if right else "FAIL"), str(report)
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_torch_differentiates_biases_and_sinks(torch, dtype):
     def eager(q, k, v, *, mask=True, **given):
@@ -139,6 +142,7 @@ def test_torch_differentiates_biases_and_sinks(torch, dtype):
     assert report.verdict == "PASS", report
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_dropout_of_torch(torch, dtype):
     def call(q, k, v, *, mask=None, causal=False, dropout=0.0, seed=0):
@@ -206,6 +210,7 @@ def eager_torch(torch, delta=True):
     return Attention
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("wrong", [False, True])
 def test_torch_differentiates_what_it_is_given(torch, wrong, dtype):

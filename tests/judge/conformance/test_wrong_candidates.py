@@ -115,7 +115,7 @@ def defects():
         yield pytest.param(mutant, cheapest(killers(mutant)), marks=marks, id=mutant.name)
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.long("seed", "r", "p", "shared", "log2e", "correlated")
 @pytest.mark.parametrize(("mutant", "name"), [*defects()])
 @pytest.mark.usefixtures("briefly")
@@ -299,7 +299,7 @@ def table():
         yield pytest.param(*rest, id=name, marks=long)
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.long("lse of a window and a cap", "dropout of 64 keys again")
 @pytest.mark.parametrize(("fn", "words", "checks", "said"), [*table()])
 @pytest.mark.usefixtures("briefly")

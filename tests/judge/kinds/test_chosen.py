@@ -61,6 +61,7 @@ def test_a_right_kernel_and_its_choice_pass(best):
     assert found.parts["out"].profile.startswith("flash")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("wrong", "cause"),
     [
@@ -136,6 +137,7 @@ def test_blocks_of_queries_choose_together_in_a_file(best, tmp_path, monkeypatch
     )
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("causal", [False, True])
 def test_blocks_choose_by_vectors_of_their_own(causal):
     """Four queries choose by their mean what any of them sees."""

@@ -220,7 +220,7 @@ def test_values_with_a_mean_and_a_narrow_softmax(dtype):
         assert wrong != 1 or 0.7 < part.z.rms < 1.3
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("wrong", [{"dq": 1.02}, {"dk": 1.02}, {"dv": 0.98}, {"delta": 0.9}])
 @pytest.mark.parametrize("name", ["tf32", "tf32-eager"])
 @pytest.mark.usefixtures("verdict_alone")
@@ -233,6 +233,7 @@ def test_wrong_backward_passes_in_tf32(name, wrong):
     assert [x for x in NAMES if verdict.parts[x].verdict == "FAIL"] == off, str(verdict)
 
 
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize("cap", [None, 1.0, 3.0, 30.0])
 @pytest.mark.parametrize("name", ["math", pytest.param("recomputed", marks=pytest.mark.long)])
 def test_sinks_and_caps_of_large_scores(name, cap):
@@ -409,7 +410,7 @@ WRONG = {
 }
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.long("math")
 @pytest.mark.parametrize("name", ["flash", "math"])
 @pytest.mark.parametrize("defect", WRONG)
@@ -450,6 +451,7 @@ def test_defects_are_named_and_measured(wrong, name, size, options):
     assert next(x.name for x in suspects if x.name != "convention") == name
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("1.3")
 @pytest.mark.parametrize("softcap", [None, 1.3])
 @pytest.mark.parametrize("sink", [None, 1.0])
@@ -812,6 +814,7 @@ def test_errors_of_a_slope_of_a_cap(ratio):
 KINDS = ["fused", "math", "eager", "cap", "sink", "both", "sink, less the maximum"]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.soak("float16")
 @pytest.mark.long("False", "float16")
 @pytest.mark.parametrize("causal", [False, True])
@@ -1080,6 +1083,7 @@ def of_maxima(name, dtype, block, wrong=RIGHT, **options):
     return given, dict(zip(("out", *NAMES), map(np.stack, zip(*found, strict=True)), strict=True))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("name", "dtype"), [("math-maximum", "float32"), ("flash-maximum", "bfloat16")]
 )
@@ -1113,6 +1117,7 @@ def test_what_is_left_of_the_derivative_to_a_maximum_is_of_no_other_profile():
     assert verdict.parts["dq"].verdict == "FAIL"
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["math-maximum", "flash-maximum"])
 @pytest.mark.parametrize("wrong", [Wrong(dq=1.01), Wrong(lost=1)], ids=["size", "lost key"])
 def test_wrong_gradients_fail_though_maxima_are_differentiated(name, wrong):

@@ -341,7 +341,7 @@ def extremes():
     }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("name", [x for x in DTYPES if x not in ("fp8", "fp8-eager")])
 @pytest.mark.parametrize("case", extremes())
 def test_extremes(name, case):

@@ -70,6 +70,7 @@ def test_other_splits_are_two_runs_of_one_right_kernel():
     assert (text["verdict"], text["a"]["verdict"]) == ("PASS", "PASS")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("combine", "at"), [("stale", (1, 3)), ("shifted", (2, 17))])
 def test_a_wrong_merge_is_named(combine, at):
     q, k, v = inputs()

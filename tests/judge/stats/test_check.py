@@ -42,6 +42,7 @@ def test_bad_samples(name):
             ONE_SAMPLE[name](x)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.long("0.9")
 @pytest.mark.parametrize("name", ONE_SAMPLE)
 @pytest.mark.parametrize("value", [0.0, 0.9, 1.0])

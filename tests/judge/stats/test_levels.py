@@ -28,7 +28,7 @@ def at_least(count, runs, rate):
     return float(scipy.stats.binom.sf(count - 1, runs, rate))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(8)
 @pytest.mark.long("binomial", "gaussian_estimates", "gaussian_estimates, each", "ks", "ks, rounded")
 @pytest.mark.long("lognormal_pair", "lognormal_pair, any law")
 @pytest.mark.parametrize(("seed", "name"), list(enumerate(NULLS)))
@@ -36,6 +36,7 @@ def test_p_values_are_sound(seed, name):
     assert min(too_many(seed, name, NULLS[name])) > LEVEL / DECISIONS
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("ddof 0 for 1", "ddof 0 for 1, pooled", "ks without the rounding")
 @pytest.mark.long("one lognormal for the mean of two")
 @pytest.mark.parametrize(("seed", "name"), list(enumerate(DEFECTS, 100)))
@@ -43,7 +44,7 @@ def test_planted_defects_are_unsound(seed, name):
     assert min(too_many(seed, name, DEFECTS[name])) < LEVEL / DECISIONS
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.long("binomial", "dkwm_mean", "dkwm_two_sample", "hotelling", "ks", "ks, rounded")
 @pytest.mark.long("lognormal_pair, any law")
 @pytest.mark.parametrize(("seed", "name"), list(enumerate(DESIGNS, 200)))

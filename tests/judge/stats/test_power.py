@@ -12,6 +12,7 @@ from refattn.judge import stats
 from tests.judge.stats.cases import DESIGNS
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", DESIGNS)
 @pytest.mark.parametrize(("alpha", "beta"), [(0.05, 0.1), (1e-6, 1e-6)])
 def test_sample_sizes_are_the_least(name, alpha, beta):

@@ -30,7 +30,7 @@ def checked(case, run, dtype, record_accuracy, most=1.0):
         assert off <= most, case.id
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @DTYPES
 @pytest.mark.parametrize("name", vectors.FILES)
 def test_package_meets_every_vector(name, dtype, every, record_accuracy):

@@ -184,7 +184,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.long("input", "output")
 @pytest.mark.parametrize("change", CHANGES)
 def test_every_change_is_named(change, few):

@@ -195,7 +195,7 @@ def mistakes():
         yield from itertools.product(flags.split(), kinds, [mistake])
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(("flag", "kind", "mistake"), [*mistakes()])
 def test_flags_catch_what_they_name(flag, kind, mistake, every):
     named = chosen(flag, kind, every)
@@ -275,7 +275,7 @@ def test_other_styles_meet_them(entry, every):
         assert not missed(case, catalogued(entry)), case.id
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("entry", WRONG, ids=lambda m: m.name)
 def test_defects_miss_some(entry, every):
     """A defect of an option fails cases whose flag is named after the option."""

@@ -130,7 +130,7 @@ def test_what_rows_hold_of_which_nothing_is_known(how, words):
         assert "and float16 ends at 65504" in str(found)
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("options", ["", "causal", "mask", "bias", "sinks"])
 @pytest.mark.parametrize("same", ["nothing", "zeros", "no queries", "keys", "values"])
 def test_outputs_that_are_right_by_their_arrays_would_pass(same, options, monkeypatch):

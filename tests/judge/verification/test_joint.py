@@ -278,7 +278,7 @@ def test_all_wrong_rows_are_named_where_they_are_many(rows, monkeypatch):
     assert found.place.startswith(f"at least {len(found.rows)} of 256 rows")
 
 
-@pytest.mark.sweep(5)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["flash", "math"])
 def test_rows_that_no_kernel_can_give_are_named(name):
     """With NaN or infinity, or beyond the bound, and no others."""

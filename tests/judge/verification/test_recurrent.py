@@ -95,6 +95,7 @@ def drifting(seed, mean, c=256, wrong=1.0):
     }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("seed", "mean"), [(0, 0.0), (0, 2.0), pytest.param(1, 2.0, marks=pytest.mark.long)]
 )
@@ -345,6 +346,7 @@ def test_nothing_is_said_where_squares_are_beyond_float64(size):
         assert {x.verdict for x in parts.values()} == {"UNDERPOWERED"}
 
 
+@pytest.mark.long
 def test_states_of_the_other_batch_member_are_no_rounding():
     rng = np.random.default_rng(5)
     q, k, v = rng.standard_normal((3, 2, 2, 50, 8)).astype("f4")
@@ -360,7 +362,7 @@ def test_states_of_the_other_batch_member_are_no_rounding():
     assert "norm of q" not in str(part)
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.long
 @pytest.mark.long(
     "initial states are read from other heads",
     "the initial state is multiplied by 3",
@@ -375,6 +377,7 @@ def test_causes_that_the_first_head_does_not_show(cause):
     assert cause in verify(**arrays).parts["out"].suspects[0].text
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("first", "cause"),
     [

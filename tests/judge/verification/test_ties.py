@@ -72,7 +72,7 @@ def judged(name, kind, padded=0, factor=1.0, **options):
     return verify(q=q, k=k, v=v, out=to(out).astype(dtype), **narrow, **options)
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", KERNELS)
 def test_right_kernels_pass(name, kind):

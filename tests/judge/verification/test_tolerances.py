@@ -418,6 +418,7 @@ def test_too_few_numbers_are_no_failure_but_a_warning():
     assert refattn.verify(q=q, k=k, v=v, out=got, dtype="bfloat16").verdict == "UNDERPOWERED"
 
 
+@pytest.mark.long
 def test_a_wider_type_than_was_meant_is_noticed():
     got = FORMATS["bfloat16"].round(right(1))
     assert_close(got, *sample(heads=1))  # the output holds bfloat16 numbers, too

@@ -72,7 +72,7 @@ CACHES = [
 of_caches = pytest.mark.parametrize("types", CACHES, ids="-".join)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(8)
 @of_caches
 @pytest.mark.parametrize("cast", [False, True])
 def test_right_kernels_with_a_cache_of_8_bits(types, cast):
@@ -89,7 +89,7 @@ def test_right_kernels_with_a_cache_of_8_bits(types, cast):
     assert least < verify(**given, profile=right).z.rms < 1.1
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(12)
 @of_caches
 @pytest.mark.parametrize("cast", [False, True])
 @pytest.mark.usefixtures("verdict_alone")
@@ -192,6 +192,7 @@ def wide_arrays(dtype, wide):
     return {x: y.astype(wide) for x, y in arrays.items()}
 
 
+@pytest.mark.sweep(2)
 @WIDE
 @NARROW
 @pytest.mark.usefixtures("verdict_alone")

@@ -106,6 +106,7 @@ def test_level(count):
         assert alarms(np.log(np.maximum(p, 1e-300)), level)
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.long("eager", "narrow")
 @pytest.mark.parametrize("name", ["math", "flash", "eager", "eager-narrow"])
 def test_the_tightest_profile_is_found(name):
@@ -364,6 +365,7 @@ def test_suspects_of_shared_keys_are_of_shared_keys_only(heads):
         assert not any("uses key head" in x.text for x in off.suspects)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("128")
 @pytest.mark.parametrize(
     ("ahead", "words"), [(1, "also sees the next key"), (-1, "does not see its last key")]

@@ -222,6 +222,7 @@ def test_each_axis_of_a_place_is_named_whatever_the_layout():
         refattn.verify(**arrays, out=out, layout="bnhd")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("verdict_alone")
 def test_the_other_layout_is_judged_with_the_same_arguments(monkeypatch):
     arrays = {x: np.random.default_rng(0).standard_normal((48, 4, 16)) for x in "qkv"}

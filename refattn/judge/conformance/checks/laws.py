@@ -43,7 +43,6 @@ from .recovery import (
     precise,
     recover_alone,
     recover_frequency,
-    recover_pair,
     recovery_error,
     separation,
     sign_of_norm,
@@ -209,13 +208,10 @@ def frequency_pairs(t: CheckRun) -> None:
     square = np.exp(np.sum(together * together, -1) / 2)
 
     def one(seed: int) -> Floats:
-        if coupling == "orthogonal":  # whose lengths take both frequencies whole
-            return match_pair(estimate_kernels(t, np.zeros(d), together, 2, seed) * square, d, c)
-        a, b = recover_pair(t, d, c, seed)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.stack([np.log(a), np.log(b)]) / c
+        return match_pair(estimate_kernels(t, np.zeros(d), together, 2, seed) * square, d, c)
 
-    pairs = draw_results(t, one, share=0.05 if coupling != "iid" else 1.0)
+    share = {"antithetic": 0.05, "orthogonal": 0.25, "iid": 1.0}[coupling]
+    pairs = draw_results(t, one, share)
     if not np.all(np.isfinite(pairs)):
         raise Failure("two frequencies that explain the results at S = 2", "none for some seeds")
     # Two numbers that are nearly equal are recovered to the root of the precision only.
@@ -227,11 +223,6 @@ def frequency_pairs(t: CheckRun) -> None:
         _fail_above(t, np.sum(pairs, 1), "omega_1 + omega_2 = 0", error)
     elif coupling == "orthogonal":
         _fail_above(t, inner, "omega_1 . omega_2 = 0", 4 * d * error)
-        if t.adapter["dtype"] == "float64":  # else the two may be mistaken for one another
-            squares = np.sum(pairs * pairs, -1)
-            share, law = squares[:, 0] / np.sum(squares, 1), laws.beta(d / 2, d / 2)
-            delta = 4 * d * error * float(law.pdf(0.5))
-            keep_p(t, "lengths", stats.ks(share, law.cdf, error=delta), len(share), stats.ks)
     else:
         total = np.sum(pairs, 1) / math.sqrt(2)
         gap = (pairs[:, 0] - pairs[:, 1]) / math.sqrt(2)
@@ -242,6 +233,32 @@ def frequency_pairs(t: CheckRun) -> None:
         keep_p(t, "differences", p, n, stats.ks)
         for name, x in (("scale of sums", total), ("scale of differences", gap)):
             keep_p(t, name, p_of_scale(x, 1.5 * recovery_error(t, d, c)), n, stats.normal_scale)
+    if coupling != "antithetic":
+        _lengths_and_angles(t, pairs, 4 * d * error)
+
+
+def _lengths_and_angles(t: CheckRun, pairs: Floats, error: float) -> None:
+    r"""Test the laws of the lengths of two frequencies and, if they are iid, of their angle.
+
+    Independent of the directions, :math:`|\omega_1|^2 / (|\omega_1|^2 + |\omega_2|^2)` is
+    Beta(d/2, d/2), and :math:`(1 + \cos) / 2` is Beta((d - 1)/2, (d - 1)/2). `error` is how far
+    off either number may be.
+    """
+    from scipy import stats as laws
+
+    d, squares = pairs.shape[-1], np.sum(pairs * pairs, -1)
+    shares = squares[:, 0] / np.sum(squares, 1)
+    cosines = np.prod(pairs / np.sqrt(squares)[..., None], 1).sum(-1)
+    tests = [("lengths", shares, d / 2)]
+    tests += [("angles", (1 + cosines) / 2, (d - 1) / 2)] * (t.adapter["coupling"] == "iid")
+    alike = bool(np.all(np.abs(shares - 0.5) <= error))
+    t.effects |= {"lengths": "|omega_1| = |omega_2| for every seed"} if alike else {}
+    for name, x, parameter in tests if d > 1 else ():
+        law = laws.beta(parameter, parameter)
+        # The density is largest in the middle or, with a parameter below 1, at the ends.
+        delta = max(error * float(law.pdf(0.5)), float(law.cdf(error)))
+        if delta < 0.05:  # else rounding may hide what the test would see
+            keep_p(t, name, stats.ks(x, law.cdf, error=delta), len(x), stats.ks, hidden=2 * delta)
 
 
 def _fail_above(t: CheckRun, x: Floats, rule: str, allowed: float) -> None:

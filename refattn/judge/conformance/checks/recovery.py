@@ -274,16 +274,6 @@ def axes_and_sums(d: int, c: float) -> Floats:
     return c * np.concatenate([axes, 2 * axes, axes[:1] + axes[1:]])
 
 
-def recover_pair(t: CheckRun, d: int, c: float, seed: int) -> tuple[Floats, Floats]:
-    """Return the two numbers e^{c omega_si} for each i at S = 2, the larger first.
-
-    Their power sums are estimates at c e_i and 2 c e_i.
-    """
-    y = np.concatenate([c * np.eye(d), 2 * c * np.eye(d)])
-    mean = estimate_kernels(t, np.zeros(d), y, 2, seed) * np.exp(np.sum(y * y, -1) / 2)
-    return _solve_power_sums(2 * mean[:d], 2 * mean[d:])
-
-
 def _solve_power_sums(first: Floats, second: Floats) -> tuple[Floats, Floats]:
     """Return two numbers from their sum and the sum of their squares, the larger one first."""
     gap = np.sqrt(np.maximum(2 * second - first * first, 0.0))

@@ -33,7 +33,7 @@ from .neighbours import diagnose
 from .refusals import describe_call, name_keyword
 from .report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED, Report, Result
 from .reproduce import reproducer
-from .suspects import suspect, weighing_keys_alike
+from .suspects import name_norms, suspect, weighing_keys_alike
 from .untried import not_tried
 
 # Seeds a statistical check may use, and seconds its calls may take; fewer seeds if they are slow.
@@ -221,7 +221,7 @@ def check(
             diagnosis = diagnosis or within(partial(name_cause, asked=asked))
             weighing = within(weighing_keys_alike)
         if failed and not (diagnosis or stopped):
-            diagnosis = _other_draws(candidate, failed, seed, alpha, end)
+            diagnosis = name_norms(trials) or _other_draws(candidate, failed, seed, alpha, end)
     again = {"rng": seed, "level": level, "alpha": alpha}
     again |= {} if time_limit is None else {"time_limit": limit}
     again |= {"isolate": True} if isolate or any(t.crashed for t in trials) else {}

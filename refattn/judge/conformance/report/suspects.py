@@ -26,6 +26,7 @@ _DRAWS_OF_A_DEFECT = 200  # at which frequencies of a defect are drawn
 _LONG, _LEAST_WEIGHT = 30.0, 1e-9  # length of a key, and the weight that counts as none
 _BENT = "the same weights of long keys"
 _SAME_NUMBERS, _NEAR_NUMBERS = "the same numbers", "nearly the same numbers"
+_THREE_DIGITS = 1e-3
 _NEARLY = 0.05  # of the error that is found, for numbers to be nearly those of a defect
 
 
@@ -111,6 +112,22 @@ def _same_numbers(trial: CheckRun, asked: Sequence[Asked]) -> list[_Suspect] | N
     if near and _is_right(trial):
         return None
     return [found for *_, found in sorted(near, key=lambda x: x[:3])]
+
+
+def name_norms(trials: Sequence[CheckRun]) -> list[str]:
+    """Say that all frequencies that were recovered have one norm, if they do to three digits."""
+    omega = next((t.omega for t in trials if t.omega is not None), None)
+    if omega is None or omega.shape[-1] == 1:
+        return []
+    d, norms = omega.shape[-1], np.linalg.norm(omega, axis=-1)
+    size = float(np.mean(norms))
+    if not np.ptp(norms) <= _THREE_DIGITS * size:
+        return []
+    if abs(size - math.sqrt(d)) <= _THREE_DIGITS * size:
+        meant = "if that is meant: --estimator rfa-regularised"
+        return [f"coupling is regularised: every frequency has norm sqrt(d) ({meant})"]
+    more = "multiply each by the norm of a normal vector of its own"
+    return [f"coupling is wrong: every frequency has norm {size:.3g}: {more}"]
 
 
 def _is_right(trial: CheckRun) -> bool:

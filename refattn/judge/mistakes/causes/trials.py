@@ -27,7 +27,7 @@ from ..operators.limits import list_own_limits, list_reaches, list_windows
 from ..operators.pages import list_blocks_of_cache
 from ..operators.tiles import list_moved_tiles, list_scoped
 from .alternatives import list_added, list_alternatives, list_families, list_halves
-from .changed_inputs import list_rotated
+from .changed_inputs import list_normalised, list_rotated
 from .fills import STARTS, list_filled, list_fills, rate_fill
 from .fitted import list_counted, list_wrong_tiles, sum_by_tiles
 from .heads import describe_numbers, list_exchanged, list_of_heads, list_other_places
@@ -73,6 +73,7 @@ _PLAIN_LISTS: tuple[Callable[[Problem], Iterator[Alternative]], ...] = (
     list_added,
     list_padded,
     list_rotated,
+    list_normalised,
     list_weights,
 )
 _ROUNDED: Mapping[str, Mapping[str, Any]] = {

@@ -12,6 +12,7 @@ from refattn.judge.conformance import check
 from refattn.judge.conformance.candidate.failures import Failure
 from refattn.judge.conformance.checks import laws, recovery, targets
 from refattn.judge.conformance.checks.trials import CheckRun
+from refattn.judge.conformance.report.suspects import name_norms
 from tests.judge.conformance.candidates import BY_NAME, failures, kernel, of
 
 
@@ -58,6 +59,70 @@ def test_rosenblatt_makes_draws_from_a_mixture_normal():
     assert p(weight) > 1e-6 > p(weight[::-1].copy())
     far = targets._rosenblatt(np.array([[1e4, -1e4]]), centres, weight)
     assert np.all(np.isfinite(far))
+
+
+def with_norms(norms, seeds=60):
+    """A trial of attention with orthogonal frequencies of these norms, which takes a seed."""
+
+    def attention(q, k, v, *, num_features, seed):
+        rng, d = np.random.default_rng(seed), q.shape[-1]
+        rows = sampling.draw(num_features, d, coupling="regularised", rng=rng).omega / d**0.5
+        omega = rows * norms(rng, num_features, d)
+        return refattn.random_feature_attention(q, k, v, omega=omega)
+
+    return lambda coupling: CheckRun(of(attention, "rfa", coupling=coupling), "test", 0, seeds)
+
+
+def one_norm(rng, samples, d):
+    return rng.chisquare(d) ** 0.5
+
+
+def own_norms(rng, samples, d):
+    return rng.chisquare(d, (samples, 1)) ** 0.5
+
+
+@pytest.mark.parametrize("coupling", ["iid", "orthogonal"])
+def test_one_norm_of_a_block_is_no_coupling(coupling):
+    """It has the marginals of both, and passes neither for the other."""
+    t = with_norms(one_norm)(coupling)
+    t.size = {"iid": 60, "orthogonal": 240}[coupling]
+    laws.frequency_pairs(t)
+    assert t.p["lengths"] < 1e-9
+    assert t.effects["lengths"] == "|omega_1| = |omega_2| for every seed"
+
+
+def test_lengths_and_angles_of_the_right_coupling_and_of_another():
+    right, wrong = (with_norms(own_norms)(x) for x in ("orthogonal", "iid"))
+    right.size = 240
+    for t in (right, wrong):
+        laws.frequency_pairs(t)
+    assert min(right.p.values()) > 1e-4 < wrong.p["lengths"]
+    assert wrong.p["angles"] < 1e-9
+    assert not {"lengths"} & {*right.effects, *wrong.effects}
+
+
+@pytest.mark.long
+def test_level_of_lengths_and_angles():
+    """Of two iid normal vectors, for several d: p-values are uniform."""
+    rng, t = np.random.default_rng(0), trial(kernel, "kernel")
+    for d in (2, 3, 16):
+        p = []
+        for _ in range(100):
+            laws._lengths_and_angles(t, rng.standard_normal((30, 2, d)), 1e-9)
+            p += [t.p["lengths"], t.p["angles"]]
+        assert stats.ks(np.array(p), lambda x: x) > 1e-6
+
+
+@pytest.mark.parametrize(("size", "words"), [(8**0.5, "regularised"), (1.0, "norm 1:")])
+def test_norms_that_are_all_the_same_are_named(size, words):
+    t = trial(kernel, "kernel")
+    rows = sampling.draw(40, 8, coupling="regularised", rng=0).omega
+    t.omega = rows / 8**0.5 * size
+    (found,) = name_norms([trial(kernel, "kernel"), t])
+    assert found.startswith("coupling is ")
+    assert words in found
+    t.omega = sampling.draw(40, 8, rng=0).omega
+    assert name_norms([t]) == []
 
 
 def test_numbers_beyond_a_bound():

@@ -57,6 +57,7 @@ CASES = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("features", "against", "base")
 @pytest.mark.parametrize("case", CASES)
 def test_the_cause_is_named(case):
@@ -78,6 +79,7 @@ def test_nothing_is_asked_where_the_candidate_is_right():
     assert asked_about(refattn.linear_attention, "linear", "causal", causal=True)[1] == []
 
 
+@pytest.mark.long
 def test_a_candidate_that_is_wrong_in_more_ways_than_are_known_has_no_cause():
     """Two mistakes that no row makes at once."""
 

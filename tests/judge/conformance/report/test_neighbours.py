@@ -84,6 +84,7 @@ def test_a_convention_is_named_if_the_checks_pass_with_it(options, words):
     assert found == ("FAIL", [f"cause: {words}"])
 
 
+@pytest.mark.long
 @pytest.mark.long("32")
 @pytest.mark.parametrize(("tile", "first"), [(16, 176), (32, 160)])
 def test_keys_after_whole_tiles_are_a_cause(tile, first):

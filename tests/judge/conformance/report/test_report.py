@@ -299,6 +299,7 @@ def test_no_colour_where_none_is_wanted(monkeypatch, variables):
     assert on_a_terminal(found, monkeypatch, **variables) == f"{found.text(verbose=True)}\n"
 
 
+@pytest.mark.long
 def test_the_command_line_has_no_colour_on_a_pipe():
     none = {"NO_COLOR": None, "FORCE_COLOR": None, "TTY_COMPATIBLE": None, "TERM": "xterm"}
     assert check("refattn:softmax_attention", env=none, color=True)[1].startswith("PASS: ")

@@ -164,6 +164,7 @@ def test_scripts_of_infinite_normalisers_end_well_once_mended(name, wrong, monke
     assert f"finite numbers in {name};" in result.summary
 
 
+@pytest.mark.long
 def test_the_part_that_is_wrong_is_shown():
     """Of no cotangent too, where the last comparison before was of another part."""
 

@@ -256,6 +256,7 @@ def clipped(q, k, v):
     return candidates.averaged(np.clip(candidates.scores(q, k), -60.0, 60.0), v)
 
 
+@pytest.mark.long
 def test_severity_and_what_was_not_tried():
     alone = check(clipped, checks=["extreme_logits"], **SOFTMAX)
     assert alone.verdict == "FAIL"
@@ -310,6 +311,7 @@ def test_no_other_coupling_is_named_where_a_formula_is_wrong_too(monkeypatch):
     assert found.diagnosis == []
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.long("draws")
 @pytest.mark.parametrize("able", ["omega_only", "draws"])
 @pytest.mark.parametrize("features", ["trigonometric", "hyperbolic", "positive"])
@@ -385,6 +387,7 @@ def test_a_mask_may_be_refused_with_another(names, able, verdict):
         assert words in report.not_tried["uses_together"]
 
 
+@pytest.mark.long
 def test_a_limit_is_suggested_only_where_no_formula_is_wrong_too():
     def clipping(off):
         return lambda q, k, v: clipped(q, k, v) + off
@@ -396,6 +399,7 @@ def test_a_limit_is_suggested_only_where_no_formula_is_wrong_too():
         assert ("max_logit" in results[1].got) is suggested
 
 
+@pytest.mark.long
 def test_pytest_parametrisation():
     def cases(adapter, **options):
         mark = conformance.parametrize_with_checks([adapter], **options)

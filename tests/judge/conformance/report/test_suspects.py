@@ -179,6 +179,7 @@ def test_what_a_known_defect_changes_is_shown():
     assert not any(report.results[0].changes)
 
 
+@pytest.mark.long
 def test_what_is_made_of_several_calls_is_like_no_mistake():
     """Neither a slope nor a multiple is what a catalogued mistake gives."""
     adapter = catalogued("softmax-backward-cotangents-are-ones")

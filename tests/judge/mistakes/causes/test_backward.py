@@ -166,6 +166,7 @@ def some(names):
     return [pytest.param(x, marks=[] if x in FAST else [pytest.mark.long]) for x in names]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", some(CASES))
 def test_causes_of_wrong_gradients_are_named(name):
     make, said, part, words = CASES[name]
@@ -344,6 +345,7 @@ def test_the_shift_of_numbers_is_found():
     assert find_shift(rows, values, np.where(rows < 9, np.inf, noise), theirs) is None
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("seen_by_one", [False, True])
 def test_gradients_of_keys_that_no_query_sees(seen_by_one):
     """Of all heads that share them; they are 0, and nothing else is allowed."""

@@ -153,7 +153,7 @@ NONE = {
 FAST = ("rotated twice", "v is k", "one row of the bias", "averaged")
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [pytest.param(x, marks=[] if x in FAST else [pytest.mark.long]) for x in CASES]
 )

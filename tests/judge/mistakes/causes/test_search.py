@@ -343,6 +343,7 @@ def judged(arrays, **more):
     return verify(**({"profile": "flash"} | arrays | more), dtype="bfloat16")
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", some(CASES))
 def test_causes_are_named(name):
     """First, with all of the error; and of the others none is."""

@@ -42,7 +42,7 @@ def test_kills_have_a_line_each():
         assert text.count(f'\n  "{m.name}": [') == 1
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.long("float32")
 @each
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

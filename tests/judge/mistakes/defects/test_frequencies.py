@@ -74,6 +74,7 @@ def test_every_law_has_a_test():
     assert set(LAWS) == {*KERNEL_RATIO, *CORRELATION, *NUMBERS, "qr-unsigned"}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.long("fixed")
 @pytest.mark.parametrize("name", KERNEL_RATIO)
 def test_kernel_ratio(name):

@@ -40,6 +40,7 @@ CASES = {
 }
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.long("table", "series")
 @pytest.mark.parametrize("case", CASES)
 def test_weights_that_are_no_exponentials(case):
