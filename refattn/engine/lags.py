@@ -333,7 +333,7 @@ def _pays(tile: _Tile) -> bool:
     (n, m), w = tile.shape, tile.v.shape[-1] + 1
     size = (tile.k.log if tile.k.values is None else tile.k.values).shape[-1]
     halvings = size * w * (n + m) * math.log2(n + m)
-    return halvings * _HALVING < n * m * ((size + w) * _PRODUCT + _PAIR)
+    return bool(halvings * _HALVING < n * m * ((size + w) * _PRODUCT + _PAIR))
 
 
 def _take_line(bias: Array, xp: Any) -> tuple[Array, Array]:
