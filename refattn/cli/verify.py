@@ -171,6 +171,13 @@ empty_rows_option = known_option(
     help="Reject numbers that only sums narrower than float32 explain, whatever the profile.",
 )
 @click.option("--no-cause", is_flag=True, help="Do not search for causes of wrong numbers.")
+@click.option(
+    "--mistakes",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
+    help="Known bugs of your own, tried first as causes: edits of the formulas, as the guide shows "
+    "(validation/site/guide/mistakes.md). The file is executed, like a file of tests.",
+)
 @click.option("--verbose", is_flag=True, help="Print all causes, all failed tests, and remarks.")
 @format_option
 @file_option("json", "Write the verdict; for several files, a list.")
@@ -186,8 +193,10 @@ def verify(
     html_path: Path | None,
     plot_path: Path | None,
     verbose: bool,
+    mistakes: Path | None,
     **options: Any,
 ) -> None:
+    from ..judge.mistakes.defects.catalogue import read_mistakes
     from ..judge.verification.verdict import Interrupted
     from .show import plots, verdicts
 
@@ -198,6 +207,8 @@ def verify(
     with one_line(plot_path is not None):
         if plot_path is not None and len(files) > 1:
             raise ValueError(f"`--plot` must come with one FILE, got {len(files)}.")
+    with one_line(False):
+        options["mistakes"] = () if mistakes is None else read_mistakes(mistakes)
     for number, path in enumerate(files):
         with one_line(False):
             try:
@@ -287,7 +298,7 @@ def _judge_layout(
     from .show.verdicts import Verified
 
     alpha, hardware = check_alpha(options.pop("alpha")), options.pop("hardware", None)
-    strict = options.pop("strict", False)
+    strict, mistakes = options.pop("strict", False), options.pop("mistakes", ())
     norms = options.pop("normalise", None), options.pop("norm_eps", None)
     also = list_gates(options["estimator"])
     with Work("Verifying") as work:
@@ -311,7 +322,7 @@ def _judge_layout(
 
         judged = settle({name: shown(part) for name, part in parts.items()}, empty_rows)
         names = name_tried(tensors, problem, profile, parts, norms[0] is not None)
-        asked = (tensors.dtype, names, alpha, everything, hardware, not no_cause, strict)
+        asked = (tensors.dtype, names, alpha, everything, hardware, not no_cause, strict, mistakes)
         try:
             verdict = judge_norms(judged, norms, lambda x: judge_all(x, *asked))
         except Interrupted as stop:  # with what is known, for as much as that is
