@@ -151,6 +151,15 @@ empty_rows_option = known_option(
 @window_option
 @softcap_option
 @layout_option
+@known_option(
+    "--normalise",
+    known=lambda: needed("judge.rounding.norms").NORMALISED,
+    metavar="[qk|q|k]",
+    help="What the kernel divides by the norms of its rows itself: queries, keys or both.",
+)
+@click.option(
+    "--norm-eps", type=float, metavar="X", help="Epsilon of these norms.  [default: tried]"
+)
 @click.option(
     "--all", "everything", is_flag=True, help="Test all rows of large files, not a sample."
 )
@@ -162,6 +171,13 @@ empty_rows_option = known_option(
     help="Reject numbers that only sums narrower than float32 explain, whatever the profile.",
 )
 @click.option("--no-cause", is_flag=True, help="Do not search for causes of wrong numbers.")
+@click.option(
+    "--mistakes",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
+    help="Known bugs of your own, tried first as causes: edits of the formulas, as the guide shows "
+    "(validation/site/guide/mistakes.md). The file is executed, like a file of tests.",
+)
 @click.option("--verbose", is_flag=True, help="Print all causes, all failed tests, and remarks.")
 @format_option
 @file_option("json", "Write the verdict; for several files, a list.")
@@ -177,8 +193,10 @@ def verify(
     html_path: Path | None,
     plot_path: Path | None,
     verbose: bool,
+    mistakes: Path | None,
     **options: Any,
 ) -> None:
+    from ..judge.mistakes.defects.catalogue import read_mistakes
     from ..judge.verification.verdict import Interrupted
     from .show import plots, verdicts
 
@@ -189,6 +207,8 @@ def verify(
     with one_line(plot_path is not None):
         if plot_path is not None and len(files) > 1:
             raise ValueError(f"`--plot` must come with one FILE, got {len(files)}.")
+    with one_line(False):
+        options["mistakes"] = () if mistakes is None else read_mistakes(mistakes)
     for number, path in enumerate(files):
         with one_line(False):
             try:
@@ -269,6 +289,7 @@ def _judge_layout(
     **options: Any,
 ) -> Verified:
     from ..files.tensors import open_tensors
+    from ..judge.kinds.normalised import check_norms, judge_norms
     from ..judge.verification.door import check_alpha, check_sums
     from ..judge.verification.empty_rows import settle
     from ..judge.verification.judging import judge_all
@@ -277,12 +298,14 @@ def _judge_layout(
     from .show.verdicts import Verified
 
     alpha, hardware = check_alpha(options.pop("alpha")), options.pop("hardware", None)
-    strict = options.pop("strict", False)
+    strict, mistakes = options.pop("strict", False), options.pop("mistakes", ())
+    norms = options.pop("normalise", None), options.pop("norm_eps", None)
     also = list_gates(options["estimator"])
     with Work("Verifying") as work:
         tensors = open_tensors(path, dtype=dtype, layout=layout, required=(), also=also)
         check_sums("--strict", "float32" if strict else None, profile, tensors.dtype)
         problem = pose_tensors(tensors, **options)
+        check_norms(*norms, tensors.shapes, problem.kind, tensors.dtype)
         parts = read_parts(tensors, problem)
         if tensors.lead and tensors.sequences is None:
             many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
@@ -298,10 +321,10 @@ def _judge_layout(
             return part._replace(numbers=part.numbers._replace(out=out))
 
         judged = settle({name: shown(part) for name, part in parts.items()}, empty_rows)
-        names = name_tried(tensors, problem, profile, parts)
-        asked = (tensors.dtype, names, alpha, everything, hardware, not no_cause, strict)
+        names = name_tried(tensors, problem, profile, parts, norms[0] is not None)
+        asked = (tensors.dtype, names, alpha, everything, hardware, not no_cause, strict, mistakes)
         try:
-            verdict = judge_all(judged, *asked)
+            verdict = judge_norms(judged, norms, lambda x: judge_all(x, *asked))
         except Interrupted as stop:  # with what is known, for as much as that is
             stop.found = Verified(tensors, problem, parts, stop.found)
             raise

@@ -119,6 +119,19 @@ def test_a_lost_key_fails_and_is_named():
     assert found["suspects"][0]["estimate"] == pytest.approx(1, abs=0.02)
 
 
+def test_mistakes_are_read_from_a_file():
+    """Whatever is wrong with it, as with any other argument."""
+    row = "@ visible\n- seen = seen & mask\n+ seen = seen & (mask | missing)\n"
+    Path("fails.diff").write_text(f"fails: softmax\nThis one cannot run.\n{row}", "utf-8")
+    known = run("wrong.safetensors").stdout
+    assert run("wrong.safetensors --mistakes fails.diff").stdout == known
+    Path("bad.diff").write_text(f"bad: softmax\nBad.\n{row.replace('seen & m', 'x', 1)}", "utf-8")
+    result = run("wrong.safetensors --mistakes bad.diff")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "bad.diff: bad: `visible` has 'seen = xask' 0 times, not once." in result.stderr
+    assert run("wrong.safetensors --mistakes none.diff").exit_code == 2
+
+
 def test_the_same_is_said_from_python():
     arrays = {n: x.astype(ml_dtypes.bfloat16).astype(float) for n, x in problem().items()}
     out = problem(mask=WITHOUT)["out"].astype(ml_dtypes.bfloat16).astype(float)

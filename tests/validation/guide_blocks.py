@@ -1,10 +1,10 @@
 """The blocks of the pages of the guide: run in order, and compared with what is shown.
 
-A block of Python is run, and a block without a language after it is what it prints; one that
-begins with a comment that names a file is that file. A block of a console has commands after ``$``
-and what they print: those of ``refattn`` and ``python`` are run, unless the fence says ``shown``
-(other tests compare some of these). ``...`` stands for lines that are left out. Numbers agree to
-2 %; times are not compared, and neither is how much of a tolerance rounding takes.
+A block of Python is run, and a block without a language after it is what it prints; one, or an
+edit, that begins with a comment that names a file is that file. A block of a console has commands
+after ``$`` and what they print: those of ``refattn`` and ``python`` are run, unless the fence says
+``shown`` (other tests compare some of these). ``...`` stands for lines that are left out. Numbers
+agree to 2 %; times are not compared, and neither is how much of a tolerance rounding takes.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ def runs(text, folder):
     for block, after in pairwise([*blocks(text), Block("end", [], "")]):
         if "shown" in block.words:
             continue
-        if block.language == "python" and (name := re.match(r"# (\w+\.py)\n", block.text)):
+        if name := re.match(r"# (\w+\.(?:py|diff))\n", block.text):
             (folder / name[1]).write_text(block.text)
         elif block.language == "python":
             with contextlib.redirect_stdout(io.StringIO()) as out:

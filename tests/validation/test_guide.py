@@ -15,8 +15,8 @@ from tests.validation.guide_blocks import GUIDE, difference
 
 OUTPUTS = {  # that are compared
     "audit": 2, "choose": 1, "ci": 5, "cite": 1, "extend": 4, "gradients": 2, "index": 1,
-    "numbers": 2, "performer": 1, "questions": 1, "recurrences": 1, "streaming": 5, "tolerances": 1,
-    "verdicts": 2,
+    "mistakes": 1, "numbers": 2, "performer": 1, "questions": 1, "recurrences": 1, "streaming": 5,
+    "tolerances": 1, "verdicts": 2,
 }  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -17,8 +16,7 @@ from ...arrays.stored import mask_of_members
 from ...features import elu_features
 from ..mistakes.causes.sampled import show_distances
 from ..mistakes.defects.catalogue import right, wrong
-from ..mistakes.defects.edits import Edited
-from ..mistakes.text import Edit
+from ..mistakes.defects.edits import BY_PRODUCTS, Edited
 from ..rounding.formats import FORMATS, dtype_of, widen
 from ..rounding.problems import CALLED, Index, Problem, pose_arrays, pose_gradients, sweep
 from ..rounding.profiles import PROFILES
@@ -35,19 +33,7 @@ _KINDS_OF = {
     "normaliser": "epsilon|plus-one|padded-blocks|sink|sums|over-queries|weights|series|normalis",
     "scale": "scale|base|log2e|cosine|cap|clipped|scores|maximum|overflow",
 }
-# The options without which a bug makes no difference, by the first word of its name.
-_NEEDS = {x: {x} for x in ("bias", "sinks", "softcap", "window")} | {"sink": {"sinks"}}
-_NEEDS |= {x: {"mask", "causal", "window", "bias", "sinks"} for x in ("mask", "causal")}
 _GROWING = [2.0 ** (i / 8) for i in range(-112, 1)]
-# The same sum without an array of (n, d, m) numbers, for values that are finite.
-_BY_PRODUCTS = (
-    Edit(
-        "weighted_sum",
-        "weights[..., None, :] * xp.matrix_transpose(v)[..., None, :, :]",
-        "xp.where(seen, weights, 0.0) @ v",
-    ),
-    Edit("weighted_sum", "xp.sum(xp.where(seen[..., None, :], terms, 0.0), axis=-1)", "terms"),
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +71,7 @@ class Case:
         finite = all(np.isfinite(x).all() for x in self.arrays.values())
         arguments = {**self.arrays, **self.options, **changes}
         copies = {x: y.copy() if hasattr(y, "copy") else y for x, y in arguments.items()}
-        fn = _sum_by_products(fn) if finite else fn
+        fn = fn.joined(BY_PRODUCTS) if finite else fn
         try:
             return fn(**copies)
         except TypeError:
@@ -133,16 +119,6 @@ class Trial(NamedTuple):
 @cache
 def _definition(name: str) -> Edited:
     return next(x.fn for x in right() if x.name == name)
-
-
-@cache
-def _sum_by_products(fn: Edited) -> Edited:
-    quick = replace(fn, edits=(*fn.edits, *_BY_PRODUCTS))
-    try:
-        quick.sources()
-    except ValueError:  # the bug is in that function
-        return fn
-    return quick
 
 
 def swap_heads(x: Doubles) -> Doubles:
@@ -234,12 +210,6 @@ def known(estimator: str) -> Iterator[Trial]:
         if x.estimator == estimator and not random:
             back = x.fn if kind_of(x.name) == _BACKWARD else None
             yield Trial(x.name, partial(Case.attend, fn=x.fn), back, x.effect)
-
-
-def matters(name: str, options: AbstractSet[str]) -> bool:
-    """Tell whether a bug can make a difference with these options."""
-    needs = _NEEDS.get(name.split("-")[1])
-    return needs is None or bool(needs & options)
 
 
 def kind_of(name: str) -> str:

@@ -15,6 +15,7 @@ from ...arrays.library import array_namespace, constant, device
 from ...arrays.shown import held
 from ...arrays.tables import Column, Table, digits
 from ...arrays.words import check_keywords, keyword_names, portable, to_json
+from ..mistakes.defects.catalogue import matters
 from ..rounding.formats import FORMATS
 from ..rounding.problems import pose_arrays
 from ..verification.choice import fused_profile
@@ -26,7 +27,6 @@ from .outputs import (
     Trial,
     kind_of,
     known,
-    matters,
     pose_case,
     relative_error,
     simulate_errors,

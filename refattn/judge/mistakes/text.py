@@ -9,6 +9,7 @@ from functools import cache
 from types import CodeType, MappingProxyType
 from typing import Any, NamedTuple
 
+from ...arrays.words import close
 from ...naive.one_file import formulas
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -72,7 +73,10 @@ def edited(texts: Mapping[str, str], edits: Iterable[Edit]) -> dict[str, str]:
     """Return the functions that are changed, each by its edits in their order."""
     found = dict[str, str]()
     for edit in edits:
-        source = found.get(edit.function, texts.get(edit.function, ""))
+        if edit.function not in texts:
+            hint = close(edit.function, texts)
+            raise ValueError(f"`{edit.function}` is no function of the text.{hint}")
+        source = found.get(edit.function, texts[edit.function])
         found[edit.function] = edit.apply(source)
     return found
 
@@ -88,13 +92,41 @@ def code(source: str, name: str) -> CodeType:
 _compiled = cache(code)
 
 
-def run(texts: Mapping[str, str], changed: Mapping[str, str] = _NOTHING) -> dict[str, Any]:
+@cache
+def names_read(source: str) -> frozenset[str]:
+    """Return the names that a statement reads, but those of its own."""
+    names = [x for x in ast.walk(ast.parse(source)) if isinstance(x, ast.Name)]
+    return frozenset(x.id for x in names) - {x.id for x in names if isinstance(x.ctx, ast.Store)}
+
+
+def list_dependents(texts: Mapping[str, str], names: Iterable[str]) -> set[str]:
+    """Return these statements, and all that read one of them, or read what reads it.
+
+    Examples
+    --------
+    >>> sorted(list_dependents({"a": "a = 1", "b": "b = a", "c": "c = b", "d": "d = 2"}, "a"))
+    ['a', 'b', 'c']
+    """
+    found = {*names}
+    while more := {x for x, y in texts.items() if x not in found and found & names_read(y)}:
+        found |= more
+    return found
+
+
+def run(
+    texts: Mapping[str, str],
+    changed: Mapping[str, str] = _NOTHING,
+    unchanged: Mapping[str, Any] = _NOTHING,
+) -> dict[str, Any]:
     """Run statements in a namespace of their own, some of them changed; return the namespace.
 
     All run again, not the changed ones alone: defaults and decorators are bound when a function is
-    defined. Statements that are not changed are compiled once.
+    defined. Statements that are not changed are compiled once. If the namespace of the `unchanged`
+    statements is given, only what reads a changed one runs again.
     """
-    space: dict[str, Any] = {"__name__": "formulas"}
+    space: dict[str, Any] = {"__name__": "formulas", **unchanged}
+    again = list_dependents(texts, changed) if unchanged else texts
     for name, source in texts.items():
-        exec(code(changed[name], name) if name in changed else _compiled(source, name), space)
+        if name in again:
+            exec(code(changed[name], name) if name in changed else _compiled(source, name), space)
     return space

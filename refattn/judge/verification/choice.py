@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ..mistakes.defects.catalogue import Mutant
 from ..rounding.formats import FORMATS
 from ..rounding.problems import Problem
 from ..rounding.profiles import (
@@ -141,6 +142,7 @@ class Request(NamedTuple):
     hardware: str | None = None
     explain: bool = True  # whether to search for causes
     strict: bool = False  # whether to demand sums in float32
+    mistakes: Sequence[Mutant] = ()  # rows of the user's, that the search tries
 
     def of_gradients(self, parts: Mapping[str, Part]) -> Request:
         """Name the profiles to try for gradients."""

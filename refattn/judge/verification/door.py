@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -14,7 +15,9 @@ from ...features import elu_features
 from ...files.tensors import fits_other_layout, view_heads_first
 from ...typing import Features
 from ..kinds.chosen import choose_keys
+from ..kinds.normalised import check_norms, judge_norms
 from ..kinds.parts import pose_parts
+from ..mistakes.defects.catalogue import read_mistakes
 from ..rounding.formats import check_all_hold, dtype_of, widen
 from ..rounding.layers import pose_recurrence
 from ..rounding.problems import Problem, check_holds, pose_arrays
@@ -65,6 +68,7 @@ def verify(
     hardware: str | None = None,
     everything: bool = False,
     explain: bool = True,
+    mistakes: str | os.PathLike[str] | None = None,
     accumulate: str | None = None,
     q_scale: Any = None,
     k_scale: Any = None,
@@ -85,6 +89,8 @@ def verify(
     part_out: Any = None,
     part_lse: Any = None,
     part_keys: Any = None,
+    normalise: str | None = None,
+    norm_eps: float | None = None,
     layout: str = "bhnd",
 ) -> Verdict:
     """Judge whether a correct kernel can have produced these numbers.
@@ -145,6 +151,10 @@ def verify(
         which share of the rows was tested.
     explain : bool, default True
         Whether causes of wrong numbers are searched for, which takes about as long as the verdict.
+    mistakes : path, optional
+        A file of known bugs of your own that are tried first as causes, written as edits of the
+        formulas. It is executed: give no file that you would not run as a test. Those of softmax
+        and its gradients are tried, on heads of up to 4096 queries and keys.
     accumulate : "float32", optional
         The narrowest type of sums. With "float32", numbers fail that only narrower running sums
         explain, and numbers that these explain far better. By default sums may be in the storage
@@ -173,6 +183,12 @@ def verify(
     part_out, part_lse, part_keys : arrays, shapes (P, ..., n, d_v), (P, ..., n) and (P + 1,)
         For softmax attention, outputs and log normalisers of P parts of the keys, and the first key
         of each part and the end. Each part and the merge to `out` are parts of the verdict.
+    normalise : {"qk", "q", "k"}, optional
+        Which arrays the kernel divides by the norms of their rows, for softmax attention in
+        bfloat16 and float16. The norm is max(|x|, eps), sqrt(|x|^2 + eps) or sqrt(|x|^2 / d + eps),
+        whichever explains the numbers. Gradients in these arrays are not judged.
+    norm_eps : float, optional
+        The eps of these norms; by default 1e-12 in the first and 1e-6 or 1e-5 in the others.
     layout : {"bhnd", "bnhd"}
         Whether heads come before tokens; in `mask`, `bias`, `sinks`, `omega`, states and factors of
         arrays they always do.
@@ -266,7 +282,9 @@ def verify(
     check_hardware("hardware", hardware)
     checks.flag("everything", everything)
     checks.flag("explain", explain)
+    rows = () if mistakes is None else read_mistakes(mistakes)
     check_sums("accumulate", accumulate, profile, inputs.storage)
+    check_norms(normalise, norm_eps, arrays | {"part_out": part_out}, kind, inputs.storage)
     checks.choice("empty_rows", empty_rows, EMPTY_ROWS)
     # Read the results, whose shapes follow from the problem, and find the type of each.
     n, _, d_v = problem.shape
@@ -321,10 +339,11 @@ def verify(
             parts |= pose_parts(parts["out"], of_parts)
     names: ProfileChoice = profile
     if profile is None and kind not in ("recurrent", "text"):
-        scaled = any(x is not None for x in scales.values())
+        scaled = any(x is not None for x in scales.values()) or normalise is not None
         names = name_profiles(inputs.types, storage, scaled, parts)
-    asked = (storage, names, alpha, everything, hardware, explain, accumulate is not None)
-    verdict = judge_all(settle(parts, empty_rows), *asked)
+    asked = (storage, names, alpha, everything, hardware, explain, accumulate is not None, rows)
+    settled = settle(parts, empty_rows)
+    verdict = judge_norms(settled, (normalise, norm_eps), lambda x: judge_all(x, *asked))
     if "d_out" in got and not gradients:
         verdict = verdict.with_remark(UNUSED_D_OUT)
 
@@ -334,11 +353,12 @@ def verify(
             profile=profile, alpha=alpha, scale=scale, bias=bias, mask=mask, causal=causal,
             window=window, softcap=softcap, sinks=sinks, features=features,
             feature_map=feature_map, hardware=hardware, everything=everything, explain=explain,
-            accumulate=accumulate, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
-            empty_rows=empty_rows, beta=beta, log_decay=log_decay, write=write, removal=removal,
-            decay=decay, initial_state=initial_state, num_proposals=num_proposals, centres=centres,
-            indices=indices, index_q=index_q, index_k=index_k, part_out=part_out, part_lse=part_lse,
-            part_keys=part_keys, layout=other,
+            mistakes=mistakes, accumulate=accumulate, q_scale=q_scale, k_scale=k_scale,
+            v_scale=v_scale, empty_rows=empty_rows, beta=beta, log_decay=log_decay, write=write,
+            removal=removal, decay=decay, initial_state=initial_state,
+            num_proposals=num_proposals, centres=centres, indices=indices, index_q=index_q,
+            index_k=index_k, part_out=part_out, part_lse=part_lse, part_keys=part_keys,
+            normalise=normalise, norm_eps=norm_eps, layout=other,
         )  # fmt: skip
 
     return try_other_layout(problem, verdict, layout, judge_in, "layout={!r}")

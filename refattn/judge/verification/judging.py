@@ -402,7 +402,7 @@ def _judge_one(part: Part, asked: Request, backward: str | None = None) -> Verdi
     if not asked.explain:
         return verdict.leave_causes()
     try:
-        return explain(case.problem, part.numbers, verdict, asked.profile)
+        return explain(case.problem, part.numbers, verdict, asked.profile, asked.mistakes)
     except KeyboardInterrupt:
         raise Interrupted(verdict.leave_causes()) from None
 
@@ -476,7 +476,8 @@ def _judge_each(parts: Mapping[str, Part], whole: Request, verdicts: dict[str, V
         verdicts |= {x: y.leave_causes() for x, y in backward.items()}
         if whole.explain:
             out = verdicts.get("out")
-            verdicts |= explain_gradients(gradients, backward, whole.profile, out)
+            rest = whole.profile, out, whole.mistakes
+            verdicts |= explain_gradients(gradients, backward, *rest)
     left = keep_common({x: y.suspects for x, y in verdicts.items()})
     verdicts |= {x: y._replace(suspects=left[x]) for x, y in verdicts.items()}
 

@@ -304,12 +304,16 @@ def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
 
 
 def name_tried(
-    tensors: Tensors, problem: Problem, profile: str | None, parts: Mapping[str, Part]
+    tensors: Tensors,
+    problem: Problem,
+    profile: str | None,
+    parts: Mapping[str, Part],
+    normalised: bool = False,
 ) -> Any:
     """Return the profile that was asked for, or name those that the dtypes of a file need."""
     if profile is not None or problem.kind in ("recurrent", "text"):
         return profile
-    return name_profiles(tensors.dtypes, tensors.dtype, bool(tensors.scales), parts)
+    return name_profiles(tensors.dtypes, tensors.dtype, bool(tensors.scales) or normalised, parts)
 
 
 def gather_parts(

@@ -7,6 +7,7 @@ import pytest
 
 from refattn import softmax_attention, testing
 from refattn.judge.audits import outputs, study
+from refattn.judge.mistakes.defects.catalogue import matters
 from refattn.judge.rounding.formats import FORMATS
 from tests.problems import draw
 
@@ -237,7 +238,7 @@ def test_bugs_of_options_that_are_not_used_make_no_difference(estimator):
     """So they need not be tried."""
     omega = {"omega": np.ones((8, D))} if estimator == "rfa" else {}
     case = outputs.pose_case(*qkv(), dtype="float64", estimator=estimator, **omega)
-    bugs = [x for x in outputs.known(estimator) if not outputs.matters(x.name, {"scale"})]
+    bugs = [x for x in outputs.known(estimator) if not matters(x.name, {"scale"})]
     assert len(bugs) > 15
     for bug in bugs:
         np.testing.assert_allclose(bug.compute(case), case.exact["out"], 1e-12, err_msg=bug.name)
@@ -248,7 +249,7 @@ def test_masks_are_tried_with_sinks():
     case = outputs.pose_case(*qkv(), dtype="float64", sinks=np.zeros(2))
     bug = next(x for x in outputs.known("softmax") if x.name == "softmax-mask-as-integer")
     assert np.max(np.abs(bug.compute(case) - case.exact["out"])) > 1e-3
-    assert outputs.matters(bug.name, {"sinks"})
+    assert matters(bug.name, {"sinks"})
 
 
 def test_cases_are_ragged_and_repeat_with_their_seed():

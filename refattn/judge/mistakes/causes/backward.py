@@ -83,6 +83,7 @@ class Candidate(NamedTuple):
     read: Callable[[Lookup, Index], tuple[BackwardHead, Kept]] = lambda look, at: look(at)
     scores: Callable[[Doubles], Doubles] = lambda x: x  # of the backward pass
     added: Mapping[tuple[str, Index], Doubles] = {}  # to each row, by gradient and head
+    answer: Callable[[str, Index, Sequence[Index]], Doubles] | None = None  # of all of a head
 
 
 def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
@@ -346,6 +347,8 @@ class Backward:
         """Compute a gradient for some rows of a head."""
         gradient = self.gradients[of]
         wanted = one.of or of
+        if one.answer is not None:
+            return np.asarray(one.answer(wanted, index, gradient.heads[index])[some])
         total: Any = one.added.get((of, index), 0.0)
         look = partial(self.keep, of, number=one.number, own=one.own)
         share = count_once if wanted == "dq" else one.share  # each query has one head

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ....arrays.library import Doubles
 from ...rounding.formats import FORMATS, Format
+from ...rounding.norms import NORMALISED, divide_rows, list_norms
 from ...rounding.problems import Index, Problem
 from .heads import list_other_heads
 from .sampled import Alternative
@@ -27,7 +28,10 @@ _NARROW = {  # what is done to inputs
     "rounded to bfloat16": "bfloat16",
     "rounded to float8_e4m3fn": "float8_e4m3fn",
     "rounded to float8_e5m2": "float8_e5m2",
+    "cut to float8_e4m3fn, not rounded,": "float8_e4m3fn",
+    "cut to float8_e5m2, not rounded,": "float8_e5m2",
 }
+_FORMS_OF_NORM = {"norms": 0, "root mean squares": -1}  # which of the forms of a norm
 
 
 def list_scales(problem: Problem) -> Iterator[Alternative]:
@@ -82,7 +86,7 @@ def _scale_by(problem: Problem, own: str, other: str, power: int, index: Index, 
 def list_narrow(problem: Problem) -> Iterator[Alternative]:
     """List arrays that are rounded to another type before they are multiplied."""
     scales = {"": 1.0, " and log2(e)": math.log2(math.e)} if problem.scale else {}
-    for name, to in ((x, FORMATS[y]) for x, y in _NARROW.items()):
+    for name, to in ((x, FORMATS[y]._replace(truncated="cut" in x)) for x, y in _NARROW.items()):
         # Numbers stored with no more digits than TF32 are not changed by it.
         if "TF32" in name and FORMATS[problem.storage].digits <= to.digits:
             continue
@@ -99,6 +103,20 @@ def list_narrow(problem: Problem) -> Iterator[Alternative]:
             text = f"{_CALLED[x]} times the scale{words} are {name} first"
             by_scale = partial(_round, to, by=factor * problem.scale)
             yield Alternative(text, problem.replaced(x, by_scale))
+
+
+def list_normalised(problem: Problem) -> Iterator[Alternative]:
+    """List queries and keys that are divided by their norms, and perhaps rounded."""
+    forms, to = list_norms(), FORMATS[problem.storage]
+    for names, (called, form) in product(NORMALISED, _FORMS_OF_NORM.items()):
+        divided = divide_rows(problem, names, forms[form])
+        what = " and ".join(_CALLED[x] for x in names)
+        words = f"{what} are divided by their {called}{{}} (--normalise {names})"
+        rounded = divided
+        for x in names:
+            rounded = rounded.replaced(x, partial(_round, to))
+        yield Alternative(words.format(""), divided)
+        yield Alternative(words.format(" and rounded"), rounded)
 
 
 def _round(to: Format, _: Index, x: Any, by: float = 1.0) -> Any:

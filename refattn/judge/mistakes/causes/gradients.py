@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from ...rounding.problems import Gradient, Index
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ...verification.findings import Part, Suspect, describe_span
+from ..defects.catalogue import Mutant
 from .backward import (
     Backward,
     Candidate,
@@ -26,6 +27,7 @@ from .backward import (
     list_candidates,
     read_moved,
 )
+from .edited import OWN_PAIRS, USERS_PAIRS, EditedHeads, as_clause, known_rows
 from .places import list_places
 from .sampled import Alternative
 from .suspects import as_suspect, say_what_is_left
@@ -83,6 +85,7 @@ def explain_backward(
     dtype: str,
     own: bool,
     strange_alone: Collection[str] = (),
+    mistakes: Sequence[Mutant] = (),
 ) -> tuple[dict[str, list[Suspect]], dict[str, Sample], dict[str, list[Doubles]]]:
     """Return alternatives that explain the gradients that failed, samples, and what is right there.
 
@@ -104,7 +107,8 @@ def explain_backward(
     # What is fitted is tried only as long as nothing holds in right rows as well.
     some = (x for x in lists if all(y.local for y in found))
     lost = (x for listing in some for x in listing() if all(y.local for y in found))
-    for one in chain(list_candidates(first, own), lost):
+    mine = list_edited_backward(back, first, mistakes, USERS_PAIRS)
+    for one in chain(mine, list_candidates(first, own), lost):
         if one.own and n * m > _PAIRS and {*parts} != {"dq"}:
             continue
         if not any(back.may_hold(one, of, *x) for of, x in few.items()):
@@ -157,6 +161,33 @@ def _name(
             suspect = as_suspect(f"agrees if {x.candidate.text}{alone}")
             named[of] = [say_what_is_left(suspect, *back.find_left(x.candidate, of, parts[of]))]
     return named
+
+
+def list_edited_backward(
+    back: Backward, gradient: Gradient, rows: Iterable[Mutant], most: int = OWN_PAIRS
+) -> Iterator[Candidate]:
+    """List backward passes that compute by an edited text, if that is one of few pairs."""
+    forward = gradient.forward
+    for row in rows:
+        heads = EditedHeads(forward, row.fn, lambda x: gradient.derivatives(x)[0])
+        if row.fn.over == "backward" and row.estimator == forward.called and heads.pairs <= most:
+            one = Candidate(as_clause(row.effect), answer=heads.pull)
+            try:  # it may not take the options, or fail in any way
+                for of, sample in back.samples.items():
+                    for x in sample.heads:
+                        back.predict(one, of, x.rows.at, x.rows.queries)
+            except ValueError:
+                continue
+            yield one
+
+
+def list_known(
+    back: Backward, _parts: Mapping[str, Part], of: str, _failed: Sequence[str]
+) -> Iterator[Candidate]:
+    """List the package's own rows of backward passes."""
+    yield from list_edited_backward(
+        back, back.gradients[of], known_rows(back.gradients[of].forward)
+    )
 
 
 def list_weighed(
@@ -532,4 +563,5 @@ _LISTINGS = (
     list_weighed,
     list_added_rows,
     list_solved,
+    list_known,
 )

@@ -22,6 +22,7 @@ from ...verification.findings import LOGARITHMS, Finding, Numbers, Part, Suspect
 from ...verification.verdict import Verdict
 from ...verification.worst import find_worst
 from ...verification.z_scores import mean_square
+from ..defects.catalogue import Mutant
 from ..operators.exponentials import is_of_weights
 from ..operators.grids import find_grid
 from .alternatives import list_alternatives
@@ -104,7 +105,11 @@ def _ends_no_verdict(verdicts: str) -> Callable[[_Search], _Search]:
 
 @_ends_no_verdict("verdict")
 def explain(
-    problem: Problem, numbers: Numbers, verdict: Verdict, profile: ProfileChoice = None
+    problem: Problem,
+    numbers: Numbers,
+    verdict: Verdict,
+    profile: ProfileChoice = None,
+    mistakes: Sequence[Mutant] = (),
 ) -> Verdict:
     """Give the verdict on a failed output its suspects, and the place of the wrong rows."""
     if problem.gradient is not None or 0 in (*problem.lead, *problem.shape):
@@ -144,7 +149,7 @@ def explain(
     if failed != "lse" and worst is not None and not known:
         grid, gap = find_grid(problem, numbers)
         known = grid if abs(worst.got - worst.exact) < gap else ""
-    found, sample = search_causes(problem, numbers, profiles, *rest, strange_alone, known)
+    found, sample = search_causes(problem, numbers, profiles, *rest, strange_alone, known, mistakes)
     fits = [] if known else fits
     if sample.apart and not any(x.name == _CAUSE for x in found):
         # Numbers that are wrong were searched first; those that are NaN may have another cause.
@@ -184,6 +189,7 @@ def explain_gradients(
     verdicts: Mapping[str, Verdict],
     profile: ProfileChoice,
     forward: Verdict | None,
+    mistakes: Sequence[Mutant] = (),
 ) -> dict[str, Verdict]:
     """Give the verdicts on failed gradients their suspects; that on the output is `forward`.
 
@@ -199,9 +205,10 @@ def explain_gradients(
     places = {x: verdicts[x].z.where for x in failed}
     usual = next(iter(profiles.values()))  # by a tighter one, right rows seem wrong
     alone = [x for x in failed if _is_right_where_finite(parts[x].numbers, verdicts[x])]
-    named, samples, exact = explain_backward(parts, places, usual, first.dtype, own, alone)
+    rest = first.dtype, own, alone, mistakes
+    named, samples, exact = explain_backward(parts, places, usual, *rest)
     if not named and by != usual:
-        other = explain_backward(parts, places, by, first.dtype, own, alone)
+        other = explain_backward(parts, places, by, *rest)
         named, samples, exact = other if other[0] else (named, samples, exact)
     rescaled: dict[str, list[Suspect]] = {}
     # Gradients of a kernel with another scale are those of another problem.

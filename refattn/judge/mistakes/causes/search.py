@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import chain
 
@@ -24,6 +24,7 @@ import numpy as np
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...verification.findings import Numbers, Suspect
+from ..defects.catalogue import Mutant
 from ..operators.offsets import list_offsets
 from .normalisers import Normalisers, list_exchanged_normalisers
 from .places import list_places
@@ -57,13 +58,14 @@ def search_causes(
     sized: bool = False,
     strange_alone: bool = False,
     known: str = "",
+    mistakes: Sequence[Mutant] = (),
 ) -> tuple[list[Suspect], Sample]:
     """Return alternatives that explain an output and its log normalisers, and the sample.
 
     What `failed` is `out`, `lse` or `both`; `where` is the worst element. Coarse roundings are
     not tried on an error that is `sized`: explained by a defect of a fitted size. Rows with NaN
     or infinity may be the only ones that are looked at. Where the cause is `known`, only the
-    sample is taken.
+    sample is taken. Rows of a user's `mistakes` are tried first.
     """
     profile = next(iter(profiles.values()))
     problem = problem.read_by(profile)
@@ -75,7 +77,7 @@ def search_causes(
     if sample.remarks and not sample.wrong.any():
         words = " and ".join(sample.remarks)
         return [as_suspect(f"agrees if {words}")], sample
-    trials = Trials(problem, sample, numbers, profile)
+    trials = Trials(problem, sample, numbers, profile, mistakes)
     found = [Explained(Alternative("", problem))]
     if failed != "lse":
         enough = [x for x in trials.list_explained() if x.share > EXPLAINED_BY_WRONG]

@@ -20,6 +20,7 @@ from ...rounding.roundings import RowErrors
 from ...rounding.softmax import analyse_softmax
 from ...verification.empty_rows import fit_convention
 from ...verification.findings import Numbers, name_number
+from ..defects.catalogue import Mutant
 from ..operators.arrays import list_reads
 from ..operators.exponentials import list_powers, list_weights
 from ..operators.intervals import list_intervals
@@ -27,7 +28,8 @@ from ..operators.limits import list_own_limits, list_reaches, list_windows
 from ..operators.pages import list_blocks_of_cache
 from ..operators.tiles import list_moved_tiles, list_scoped
 from .alternatives import list_added, list_alternatives, list_families, list_halves
-from .changed_inputs import list_rotated
+from .changed_inputs import list_normalised, list_rotated
+from .edited import USERS_PAIRS, known_rows, list_edited
 from .fills import STARTS, list_filled, list_fills, rate_fill
 from .fitted import list_counted, list_wrong_tiles, sum_by_tiles
 from .heads import describe_numbers, list_exchanged, list_of_heads, list_other_places
@@ -73,6 +75,7 @@ _PLAIN_LISTS: tuple[Callable[[Problem], Iterator[Alternative]], ...] = (
     list_added,
     list_padded,
     list_rotated,
+    list_normalised,
     list_weights,
 )
 _ROUNDED: Mapping[str, Mapping[str, Any]] = {
@@ -118,8 +121,14 @@ class Trials:
     """A sample, with the errors of the problem as it was given."""
 
     def __init__(
-        self, problem: Problem, sample: Sample, numbers: Numbers, profile: Profile
+        self,
+        problem: Problem,
+        sample: Sample,
+        numbers: Numbers,
+        profile: Profile,
+        mistakes: Sequence[Mutant] = (),
     ) -> None:
+        self.mistakes = mistakes
         self.problem, self.sample, self.about = problem, sample, (problem, numbers, profile)
         given = Alternative("", problem)
         self.given = [given.result(x.rows) for x in sample.heads]
@@ -203,7 +212,8 @@ class Trials:
 
     def list_explained(self) -> Iterator[Explained]:
         """List what explains enough, of all alternatives."""
-        alternatives = [*chain(*(self.guard(x(self.problem)) for x in _PLAIN_LISTS))]
+        alternatives = [*list_edited(self.problem, self.mistakes, USERS_PAIRS)]
+        alternatives += chain(*(self.guard(x(self.problem)) for x in _PLAIN_LISTS))
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             text = "heads and queries of the output are swapped (transposed)"
             alternatives.append(Alternative(text, self.problem, answer=self._transposed))
@@ -251,6 +261,8 @@ class Trials:
         lists.append(list_own_limits(problem, every, unit))
         lists.append(list_moved_tiles(problem, few, unit))
         lists.append(list_scoped(problem, list_alternatives(problem), few, unit))
+        if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
+            lists.append(list_edited(problem, known_rows(problem)))
         return lists
 
     def list_moved(self) -> Iterator[tuple[str, Callable[[Rows], Result]]]:

@@ -16,14 +16,17 @@ its rows.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..text import Edit
-from .edits import RECURRENCES, Edited
+from .edits import OVER_FORMULAS, RECURRENCES, Edited
 
 _NO_TAGS: Mapping[str, Any] = MappingProxyType({})
 _OF_ALL = ("mask", "causal", "gqa")
@@ -50,6 +53,9 @@ _ABLE_BACK = {
     "linear": (*_OF_ALL, "vjp"),
 }
 _TAGS = {"lara": {"weighting": "balance"}, "linear": {"feature_map": "elu"}}
+# The options without which a mistake makes no difference, by the first word of its name.
+_NEEDS = {x: {x} for x in ("bias", "sinks", "softcap", "window")} | {"sink": {"sinks"}}
+_NEEDS |= {x: {"mask", "causal", "window", "bias", "sinks"} for x in ("mask", "causal")}
 _RIGHT = "right.diff"
 _KEYS = ("seen", "tags", "only", "lacks")
 
@@ -67,6 +73,12 @@ class Mutant(NamedTuple):
     effect: str
     seen: str = ""
     tags: Mapping[str, Any] = _NO_TAGS
+
+
+def matters(name: str, options: AbstractSet[str]) -> bool:
+    """Tell whether a mistake can make a difference with these options."""
+    needs = _NEEDS.get(name.split("-")[1])
+    return needs is None or bool(needs & options)
 
 
 @cache
@@ -88,6 +100,22 @@ def right() -> tuple[Mutant, ...]:
     return (*definitions, *read(text))
 
 
+def read_mistakes(path: str | os.PathLike[str]) -> tuple[Mutant, ...]:
+    """Read a file of rows, and run each text; an error names the file, the row and the rule."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"`mistakes` must be a path, got {path!r}.")
+    try:
+        found = tuple(read(Path(path).read_text("utf-8")))
+        for row in found:
+            _demand(row.fn.block, "change a function", bool(row.fn.edits), "no edit")
+            row.fn.try_out()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not found:
+        raise ValueError(f"{path}: a file of mistakes must have a row, got none.")
+    return found
+
+
 def read(source: str) -> Iterator[Mutant]:
     """Read a file of rows, and yield an entry for each estimator that a block names."""
     every: list[str] = []
@@ -102,6 +130,13 @@ def read(source: str) -> Iterator[Mutant]:
 def _entries(lines: list[str], every: list[str]) -> Iterator[Mutant]:
     name, _, of = lines[0].partition(": ")
     of, _, over = of.partition(" over ")
+    able_of = _ABLE_BACK if over == "backward" else _ABLE
+    _demand(name, "begin with `name: estimators`", bool(of), lines[0])
+    for estimator in of.split():
+        _demand(name, f"be of {', '.join(able_of)}", estimator in able_of, estimator)
+    _demand(
+        name, f"be over {', '.join(OVER_FORMULAS)}, or none", over in ("", *OVER_FORMULAS), over
+    )
     first = next((i for i, x in enumerate(lines) if x.startswith("@ ")), len(lines))
     about = dict.fromkeys(_KEYS, "")
     effect = []
@@ -111,11 +146,12 @@ def _entries(lines: list[str], every: list[str]) -> Iterator[Mutant]:
             about[key] = value
         else:
             effect.append(line)
-    edits = tuple(_edits(lines[first:]))
+    _demand(name, "say its effect in a sentence", bool(effect), lines[1:first])
+    edits = tuple(_edits(name, lines[first:]))
     tags = dict(x.split("=") for x in about["tags"].split())
     only = about["only"].split() or every
     for estimator in of.split():
-        able = (_ABLE_BACK if over == "backward" else _ABLE)[estimator]
+        able = able_of[estimator]
         foreign = {*only} - {*_ABLE["rfa"]}  # claimed whatever the estimator has
         has = tuple(x for x in only if x in able or x in foreign) if only else able
         yield Mutant(
@@ -129,12 +165,16 @@ def _entries(lines: list[str], every: list[str]) -> Iterator[Mutant]:
         )
 
 
-def _edits(lines: list[str]) -> Iterator[Edit]:
+def _demand(name: str, rule: str, holds: bool, got: object) -> None:
+    if not holds:
+        raise ValueError(f"{name}: a row must {rule}, got {got!r}.")
+
+
+def _edits(name: str, lines: list[str]) -> Iterator[Edit]:
     """Read changes: a `-` after a `+` begins another one, of the same function."""
     function, old, new = "", list[str](), list[str]()
     for line in [*lines, "@ "]:
-        if line[0] not in "@-+":
-            raise ValueError(f"A change must begin with @, - or +, got {line!r}.")
+        _demand(name, "change lines that begin with @, - or +", line[0] in "@-+", line)
         if (new and line[0] == "-") or ((old or new) and line[0] == "@"):
             yield Edit(function, "\n".join(old), "\n".join(new))
             old, new = [], []

@@ -8,19 +8,28 @@ another law of frequencies: of two definitions of a name the later one counts.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from typing import Any
 
 import numpy as np
 
-from ..text import Edit, cut, edited, run, statements
+from ..text import Edit, cut, edited, names_read, run, statements
 
 _FOLDER = resources.files(__package__)
 _CALLS = ("draws", "keys", "kernel", "contract")
 _UNDER = {"online": ("stabilised",)}  # the other texts that one stands on
 _COUPLINGS = ("orthogonal", "simplex")  # laws of `texts/draws.py`
+OVER_FORMULAS = (
+    "backward",
+    "direct",
+    "dropout",
+    "online",
+    "stabilised",
+    *_COUPLINGS,
+)  # over formulas
 _COUNTS = ("num_features", "num_samples", "num_proposals", "num_keys")
 RECURRENCES = (
     *("retention", "gated-linear-attention", "state-space-duality", "delta-rule"),
@@ -31,6 +40,16 @@ _DIRECT = {  # functions of the text that are called as they are
     "moments": "mean_and_covariance",
     **{name: name.replace("-", "_") for name in RECURRENCES},
 }
+
+# The same sum without an array of (n, d, m) numbers, for values that are finite.
+BY_PRODUCTS = (
+    Edit(
+        "weighted_sum",
+        "weights[..., None, :] * xp.matrix_transpose(v)[..., None, :, :]",
+        "xp.where(seen, weights, 0.0) @ v",
+    ),
+    Edit("weighted_sum", "xp.sum(xp.where(seen[..., None, :], terms, 0.0), axis=-1)", "terms"),
+)
 
 
 @cache
@@ -62,6 +81,29 @@ class Edited:
     over: str = ""  # the text over the formulas, if any
     edits: tuple[Edit, ...] = ()
     features: str = ""  # where they are not the positive ones
+
+    def joined(self, more: Iterable[Edit]) -> Edited:
+        """Return the implementation with more edits, or as it is where these cannot be made."""
+        other = replace(self, edits=(*self.edits, *more))
+        try:
+            other.sources()
+        except ValueError:  # what they would change is changed already
+            return self
+        return other
+
+    def try_out(self) -> None:
+        """Run the definitions of the text; what is no Python is an error of a value."""
+        self.sources()
+        try:
+            self.space()
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{self.block}: the edited text must run, got {what}") from None
+
+    @property
+    def changes_calls(self) -> bool:
+        """Whether what differs is how the formula is called, not the formula."""
+        return not _calling().isdisjoint(x.function for x in self.edits)
 
     def sources(self) -> dict[str, str]:
         """Return the functions that are changed."""
@@ -113,7 +155,24 @@ class Edited:
 @cache
 def _space(edited: Edited) -> dict[str, Any]:
     """Run the text with edits, for each estimator by itself, as a defect may keep a state."""
-    return run(text(edited.over), edited.sources())
+    texts = _without_others(edited.over, edited.estimator)
+    own = {"HELD": texts["HELD"]} | edited.sources()
+    return run(texts, own, _unedited(edited.over))
+
+
+@cache
+def _unedited(over: str) -> dict[str, Any]:
+    return run(text(over))
+
+
+@cache
+def _without_others(over: str, estimator: str) -> dict[str, str]:
+    """Return the statements but the formulas of other estimators, which need not run again."""
+    texts, formula = text(over), _unedited(over)["attention"](estimator)
+    own = _DIRECT.get(estimator, getattr(formula, "func", formula).__name__)
+    others = {x for x, y in texts.items() if "@formula(" in y and x != own}
+    others -= {z for x, y in texts.items() if x != "attention" for z in names_read(y)}
+    return {x: y for x, y in texts.items() if x not in others}
 
 
 def _changed(before: str, after: str) -> list[str]:

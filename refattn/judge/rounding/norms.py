@@ -1,0 +1,55 @@
+r"""Norms by which kernels divide the rows of queries and keys themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from ...arrays.library import Doubles
+from .problems import Index, Problem
+
+NORMALISED = ("qk", "q", "k")
+_USUAL_CLAMP, _USUAL_ADDED = 1e-12, (1e-6, 1e-5)  # epsilons
+
+
+class Norm(NamedTuple):
+    """What rows are divided by, in words and of rows (..., n, d)."""
+
+    words: str
+    of: Callable[[Doubles], Doubles]
+
+
+def list_norms(epsilon: float | None = None) -> list[Norm]:
+    """List the forms of a norm with this epsilon, or with the usual ones."""
+    clamp = _USUAL_CLAMP if epsilon is None else epsilon
+
+    def largest(x: Doubles) -> Doubles:
+        return np.asarray(np.maximum(np.sqrt(np.sum(x * x, -1, keepdims=True)), clamp))
+
+    def root(added: float, mean: bool, x: Doubles) -> Doubles:
+        square = np.sum(x * x, -1, keepdims=True) / (x.shape[-1] if mean else 1)
+        return np.asarray(np.sqrt(square + added))
+
+    norms = [Norm(f"max(|x|, {clamp:g})", largest)]
+    for words, mean in (("|x|^2", False), ("|x|^2 / d", True)):
+        for added in _USUAL_ADDED if epsilon is None else (epsilon,):
+            norms.append(Norm(f"sqrt({words} + {added:g})", partial(root, added, mean)))
+    return norms
+
+
+def divide_rows(problem: Problem, names: Sequence[str], norm: Norm) -> Problem:
+    """Divide the rows of queries, of keys or of both by their norms."""
+
+    def divide(_: Index, x: Doubles) -> Doubles:
+        return x / norm.of(x)
+
+    if problem.gradient is not None:
+        gradient = problem.gradient
+        gradient = gradient._replace(forward=divide_rows(gradient.forward, names, norm))
+        return gradient.problem(problem.lead)._replace(blocks=problem.blocks)
+    for name in names:
+        problem = problem.replaced(name, divide)
+    return problem

@@ -1,0 +1,117 @@
+"""Queries and keys that a kernel divides by their norms, and what it rounds of them."""
+
+import numpy as np
+import pytest
+
+import refattn
+from tests.cli import running
+from tests.cli.running import loads
+from tests.judge.rounding.rounded import FORMATS
+
+bf16 = FORMATS["bfloat16"].round
+f32 = np.float32
+SCALE = 10.0
+NORMS = {
+    "F.normalize": lambda x: np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), f32(1e-12)),
+    "l2norm of fla": lambda x: np.sqrt(np.sum(x * x, -1, keepdims=True) + f32(1e-6)),
+    "RMS": lambda x: np.sqrt(np.mean(x * x, -1, keepdims=True) + f32(1e-6)),
+}
+
+
+def inputs():
+    return [bf16(x[0, :1, :96]).astype(f32) for x in refattn.load_sample()]
+
+
+def attend(norm, names="qk", to=bf16, scale=SCALE):
+    """A fused kernel that divides rows by their norms first, in float32, and rounds them."""
+    q, k, v = inputs()
+    q, k = (to(x / norm(x)).astype(f32) if y in names else x for x, y in ((q, "q"), (k, "k")))
+    s = q @ k.swapaxes(-1, -2) * f32(scale)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    return bf16(bf16(p).astype(f32) @ v / p.sum(-1, keepdims=True))
+
+
+def judged(out, normalise="qk", scale=SCALE, **more):
+    q, k, v = inputs()
+    given = {"q": q, "k": k, "v": v, "out": out, "dtype": "bfloat16", "scale": scale}
+    return refattn.verify(**given, normalise=normalise, **more)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rounded", [True, False])
+@pytest.mark.parametrize("form", NORMS)
+def test_right_kernels_pass_whatever_the_norm_and_its_rounding(form, rounded):
+    scale = 0.3 if form == "RMS" else SCALE
+    found = judged(attend(NORMS[form], to=bf16 if rounded else f32, scale=scale), scale=scale)
+    assert found.verdict == "PASS"
+    assert f"queries and keys x are divided by {'sqrt' if form == 'RMS' else 'max'}" in str(found)
+
+
+@pytest.mark.long
+def test_a_wrong_kernel_fails_and_undeclared_norms_are_the_cause():
+    out = attend(NORMS["F.normalize"])
+    assert judged(bf16(1.01 * out), explain=False).verdict == "FAIL"
+    assert (
+        judged(attend(NORMS["RMS"], scale=1.01 * 0.3), scale=0.3, explain=False).verdict == "FAIL"
+    )
+    found = judged(out, None)
+    assert found.verdict == "FAIL"
+    assert found.suspects[0].text == (
+        "agrees if queries and keys are divided by their norms and rounded (--normalise qk)"
+    )
+
+
+@pytest.mark.long
+def test_of_forms_that_rounding_tells_apart_the_one_that_fits_is_found():
+    q, k, v = (x * f32(2.0**-8) for x in inputs())
+    q, k, v = (bf16(x).astype(f32) for x in (q, k, v))
+
+    def of(x):
+        return x / np.sqrt(np.sum(x * x, -1, keepdims=True) + f32(1e-5))
+
+    s = of(q) @ of(k).swapaxes(-1, -2) * f32(SCALE)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    out = bf16(bf16(p).astype(f32) @ v / p.sum(-1, keepdims=True))
+    given = {"q": q, "k": k, "v": v, "out": out, "dtype": "bfloat16", "scale": SCALE}
+    found = refattn.verify(**given, normalise="qk", explain=False)
+    assert found.verdict == "PASS"
+    assert found.remarks[0].endswith("sqrt(|x|^2 + 1e-05)")
+    assert refattn.verify(**given, normalise="qk", norm_eps=0.5, explain=False).verdict == "FAIL"
+
+
+def test_what_cannot_be_judged_is_refused():
+    q, k, v = inputs()
+    out = attend(NORMS["RMS"])
+    with pytest.raises(ValueError, match="`normalise` must come with a kernel in bfloat16"):
+        refattn.verify(q=q, k=k, v=v, out=(out * 1.1).astype(f32), normalise="qk", dtype="float32")
+    with pytest.raises(ValueError, match="`dq` must not be given with `normalise`"):
+        judged(out, d_out=out, dq=q)
+    with pytest.raises(ValueError, match="`norm_eps` must come with `normalise`"):
+        judged(out, None, norm_eps=1e-6)
+    with pytest.raises(ValueError, match="`normalise` must be"):
+        judged(out, "v")
+    with pytest.raises(ValueError, match="`normalise` must be left out: it is for softmax"):
+        judged(out, estimator="linear")
+
+
+def test_files(tmp_path):
+    q, k, v = inputs()
+    path = tmp_path / "a.npz"
+    np.savez(path, q=q, k=k, v=v, out=attend(NORMS["F.normalize"], "k"))
+    options = ["--dtype", "bfloat16", "--scale", "10", "--format", "json"]
+    result = running.run("verify", path, *options, "--normalise", "k")
+    assert result.exit_code == 0
+    assert "keys x are divided by max(|x|, 1e-12)" in loads(result.stdout)["remarks"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_caches_that_are_truncated_not_rounded(name):
+    q, k, v = inputs()
+    to = FORMATS[name]._replace(truncated=True).round
+    s = q @ to(k).swapaxes(-1, -2) * 32**-0.5
+    p = np.exp(s - s.max(-1, keepdims=True))
+    out = bf16(bf16(p) @ to(v) / p.sum(-1, keepdims=True))
+    found = refattn.verify(q=q, k=k, v=v, out=out, dtype="bfloat16")
+    words = f"agrees if keys and values are cut to {name}, not rounded, first"
+    assert (found.verdict, found.suspects[0].text) == ("FAIL", words)
