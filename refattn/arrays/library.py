@@ -216,6 +216,14 @@ def has_float64(like: Array, xp: Any) -> bool:
     return "float64" in info.dtypes(device=device(like), kind="real floating")
 
 
+def has_fft(x: Array, xp: Any) -> bool:
+    """Say whether the library has Fourier transforms; those of Dask are of whole axes only."""
+    try:
+        return not is_dask_array(x) and hasattr(xp, "fft")
+    except RuntimeError:  # of a library whose extensions are switched off
+        return False
+
+
 def widest(x: Array, xp: Any) -> Any:
     """Return float64 for an array of float32 where the device has it, or the array's dtype."""
     return xp.float64 if x.dtype == xp.float32 and has_float64(x, xp) else x.dtype
