@@ -156,9 +156,8 @@ def fit(
     """
     of_q, of_k = _kernel_moments(q, k, scale)
     a = gauge(of_q.cov, of_k.cov, floor=floor)
-    inverse = np.linalg.inv(a)
-    turned = _map_moments(of_q, a), _map_moments(of_k, np.swapaxes(inverse, -1, -2))
-    best = optimal_gaussian(*turned, scale=1.0)
+    inverse = np.swapaxes(np.linalg.inv(a), -1, -2)
+    best = optimal_gaussian(_map_moments(of_q, a), _map_moments(of_k, inverse), scale=1.0)
     return Gaussian(best.mean, best.cov, gauge=a)
 
 
@@ -414,9 +413,8 @@ def expected_log_excess(
     of_q, of_k = _kernel_moments(q, k, scale)
     law = SquaredWeights(proposal, of_q.mean.shape[-1])
     if proposal is not None and proposal.gauge is not None:
-        inverse = np.linalg.inv(proposal.gauge)
         of_q = _map_moments(of_q, proposal.gauge)
-        of_k = _map_moments(of_k, np.swapaxes(inverse, -1, -2))
+        of_k = _map_moments(of_k, np.swapaxes(np.linalg.inv(proposal.gauge), -1, -2))
     t = law.rotate(of_q.mean + of_k.mean) - law.mean
     vectors = law.vectors if law.rotated else np.eye(t.shape[-1])
     spread = np.sum(vectors * ((of_q.cov + of_k.cov) @ vectors), axis=-2)
