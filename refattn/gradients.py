@@ -54,7 +54,7 @@ class Gradients(NamedTuple):
     ----------
     q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
         Cotangents of queries, keys and values.
-    bias : array, broadcasting to (..., n, m), or None
+    bias : array, broadcasting to (..., n, m), or by lag (..., n + m - 1), or None
         Cotangent of the bias; 0 where a key is hidden.
     omega : array, shape (..., S, d) or (..., n, S, d), or None
         Cotangent of the frequencies, with the dtype and library of the queries.

@@ -62,6 +62,16 @@ def frequencies_for(features):
     return lambda p: {**frequencies(p), "features": features}
 
 
+def with_lags(draw_rest):
+    """The same with a bias by lag, of each query head or of all."""
+
+    def options(p):
+        lags = max(0, p.q.shape[-2] + p.k.shape[-2] - 1)
+        return {**draw_rest(p), "bias": draw(p.rng, *heads_or_none(p), lags, dtype=p.q.dtype)}
+
+    return options
+
+
 def omega_only(p):
     return {"omega": frequencies(p)["omega"]}
 
@@ -235,6 +245,9 @@ CASES = {
     "rfa positive": case(RFA, frequencies_for("positive"), rfa_atol),
     "rfa hyperbolic": case(RFA, frequencies_for("hyperbolic"), rfa_atol),
     "rfa trigonometric": case(RFA, frequencies_for("trigonometric"), problems.trigonometric_atol),
+    "rfa lags": case(RFA, with_lags(frequencies), rfa_atol, lacks="rows deletion"),
+    "rfa waves, lags": case(RFA, with_lags(frequencies_for("trigonometric")),
+                            problems.trigonometric_atol, lacks="rows deletion"),
     "rfa drawn": drawn(RFA, num_features=3, rng=1),
     "rfa one weight": case(RFA, lambda p: omega_only(p) | {"log_weight": draw(p.rng, 1)}, rfa_atol,
                            "digits"),
@@ -258,6 +271,7 @@ CASES = {
     "lara drawn over queries": drawn(LARA, "causal no-tokens", num_proposals=2, rng=1, beta=0.5,
                                      weighting="query-over-queries"),
     "linear": case(LINEAR, just(), linear_atol, lacks="scale"),
+    "linear lags": case(LINEAR, with_lags(just()), linear_atol, lacks="scale rows deletion"),
     "linear elu of slope": case(LINEAR, just(feature_map=SLOPE), linear_atol, lacks=MAPPED),
     "linear relu": case(LINEAR, above_zero, mapped_atol, lacks=MAPPED),
     "linear taylor": case(LINEAR, just(feature_map=TAYLOR), linear_atol, lacks=MAPPED),

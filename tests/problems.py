@@ -206,6 +206,10 @@ def trigonometric_atol(p, options):
     norms = np.sum(k * k, -1)[..., None, :] / 2
     if np.max(norms) > 600:
         return np.inf
+    if "bias" in options:
+        n, m = p.q.shape[-2], p.k.shape[-2]
+        lag = n - 1 + np.arange(m) - np.arange(n)[:, None]
+        norms = norms + options["bias"][..., lag]
     size = np.where(p.visible, np.exp(norms), 0)
     angle = (q @ omega)[..., :, None, :] - (k @ omega)[..., None, :, :]
     weight = np.exp(options["log_weight"])

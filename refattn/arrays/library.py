@@ -183,7 +183,15 @@ def to_host(x: Array, dtype: Any = np.float64) -> Any:
         x = to_device(x, "cpu")
     elif not (is_numpy_array(x) or is_jax_array(x) or is_dask_array(x)):
         x = np.from_dlpack(x, device="cpu")
-    return np.asarray(x, dtype=dtype)
+    try:
+        return np.asarray(x, dtype=dtype)
+    except TypeError:
+        if not is_jax_array(x):
+            raise
+        raise TypeError(
+            "numbers that JAX traces are not known yet, and NumPy computes with them on the host "
+            "here: call this outside of jit, vmap and grad, and pass its result."
+        ) from None
 
 
 def host_values(x: Array) -> Any:
@@ -206,6 +214,14 @@ def has_float64(like: Array, xp: Any) -> bool:
     """Say whether there is float64 on the device: JAX has it on demand, some devices never."""
     info = xp.__array_namespace_info__()
     return "float64" in info.dtypes(device=device(like), kind="real floating")
+
+
+def has_fft(x: Array, xp: Any) -> bool:
+    """Say whether the library has Fourier transforms; those of Dask are of whole axes only."""
+    try:
+        return not is_dask_array(x) and hasattr(xp, "fft")
+    except RuntimeError:  # of a library whose extensions are switched off
+        return False
 
 
 def widest(x: Array, xp: Any) -> Any:

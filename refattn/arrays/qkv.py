@@ -51,6 +51,27 @@ def check(
     return xp, outer
 
 
+def bias_by_lag(bias: Array, q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
+    """Check a bias by lag, (..., n + m - 1), and view it as (..., 1, n + m - 1)."""
+    checks.arrays(1, q=q, bias=bias)
+    outer, (n, m) = grouped_lead(q, k, v), (q.shape[-2], k.shape[-2])
+    lags, shape = max(0, n + m - 1), shape_of(bias)
+    if shape[-1] != lags:
+        dense = f": one for each pair takes {n * m:,} weights a head" * (shape[-2:] == (n, m))
+        raise ValueError(
+            "`bias` must be by lag, of shape (..., n + m - 1), with entry n - 1 + j - i for query "
+            f"i and key j, here (..., {lags}), got {shape}{dense}. `softmax_attention` takes one "
+            "for each pair."
+        )
+    checks.broadcasts("bias", bias, (*outer, lags), "(..., n + m - 1)")
+    if mask is not None and mask.shape[-2:-1] not in ((), (1,)):
+        raise ValueError(
+            "`mask` must be the same for all queries with `bias`, of shape (..., 1, m) or (m,), "
+            f"got {shape_of(mask)}: one for each pair takes {n * m:,} weights a head."
+        )
+    return bias[..., None, :]
+
+
 def keys_and_values(k: Array, v: Array) -> None:
     """Check keys and values that come without queries."""
     checks.arrays(2, k=k, v=v)

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..arrays.arithmetic import finite, multiply, sum_of_products
 from ..arrays.library import Array, device, fused, is_cupy_array, is_numpy_array, traced_once
+from ..numbers.tape import fixed
 
 _QUARTERS = 4  # parts of a leaf for `log_kernel`: half as many rounds as with halves
 _TOKENS_OF_TRIPLES = 16  # of a leaf that CuPy takes sample by sample, in one kernel
@@ -59,6 +60,14 @@ def _log_far(
     late = _exp_of_sum_less(x, base, largest, xp)
     far = _add_log(largest, sum_of_products(late, early), xp)
     return xp.reshape(far, (*far.shape[:-1], _QUARTERS, c // _QUARTERS)), parts
+
+
+def log_of_all(x: Array, y: Array, xp: Any) -> Array:
+    """Evaluate log sum_s e^(x_is + y_js) of all pairs, for queries each of which sees all keys."""
+    base = xp.max(fixed(y), axis=-2, keepdims=True)
+    largest = _largest_of_sum(fixed(x), base, xp)[..., None]
+    early, late = _exp_of_sum_less(y, 0.0, base, xp), _exp_of_sum_less(x, base, largest, xp)
+    return _add_log(largest, multiply(late, xp.matrix_transpose(early)), xp)
 
 
 @fused

@@ -190,7 +190,7 @@ class Signed(Arithmetic):
             log_scale = xp.where(visible, xp.matrix_transpose(log_scale), -math.inf)
             # A base for each query, of what it sees: one for all would let later keys round it.
             base = xp.max(log_scale, axis=-1, keepdims=True)
-            weights = _weights_at_base(weights, visible, log_scale, base, xp)
+            weights = weights_at_base(weights, visible, log_scale, base, xp)
         yield split_ones(sum_of_visible(weights, v, visible, xp, signed=True), base)
 
     def read(self, queries: _Scaled, state: Totals) -> Iterator[Sums]:
@@ -229,9 +229,10 @@ def _at_base(values: Array, log_scale: Array, base: Array, xp: Any) -> Array:
 
 
 @fused
-def _weights_at_base(
+def weights_at_base(
     weights: Array, visible: Array, log_scale: Array, base: Array, xp: Any
 ) -> Array:
+    """Multiply the weights of visible keys by e^(log_scale - base); others are 0."""
     return xp.where(visible, weights, 0.0) * xp.exp(log_scale - finite(base, xp))
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, get_args
 from .. import sampling
 from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import WHOLE, buffers, put, tiles
+from ..arrays.heads import group_heads
 from ..arrays.library import Array
 from ..typing import Coupling
 
@@ -47,6 +48,12 @@ def check_call(
     xp, lead = qkv.check(q, k, v, mask=options.mask, causal=options.causal)
     scale = checks.real("scale", options.scale, positive=True, optional=True, like=q)
     return scale, qkv.key_rows(options.mask, k), lead, xp
+
+
+def group_lags(bias: Array, q: Array, k: Array, v: Array, mask: Array | None) -> Array:
+    """Check a bias by lag, and return it in groups of heads, (..., 1, n + m - 1)."""
+    (*_, bias), _ = group_heads(q, k, v, qkv.bias_by_lag(bias, q, k, v, mask))
+    return bias
 
 
 def open_partials(fn: Any) -> tuple[Any, dict[str, Any]]:

@@ -15,11 +15,12 @@ from ..arrays.library import Array, as_written, fused, is_numpy_array, own_copy,
 from ..engine import signed
 from ..engine.attend_back import zeros_of
 from ..engine.hops import Keys
+from ..engine.lags import attend_by_lags
 from ..features import Features, elu, elu_features, polynomial_features, relu, relu_features
 from ..numbers.primitives import primitive
 from ..numbers.tape import Traced, given, pull_to_steps
 from ..typing import ArrayT
-from .inputs import open_partials
+from .inputs import group_lags, open_partials
 
 UserMap = Callable[[Array], Array | Features]
 
@@ -35,6 +36,7 @@ def linear_attention(
     v: ArrayT,
     *,
     feature_map: Callable[[Array], Array | Features] = elu_features,
+    bias: Array | None = None,
     mask: Array | None = None,
     causal: bool = False,
 ) -> ArrayT:
@@ -56,9 +58,12 @@ def linear_attention(
     feature_map : function, default elu_features
         Maps vectors (..., n, d) to features (..., n, F), or to `Features`. With grouped heads it
         is given arrays with one more axis, (..., key heads, queries per key head or 1, n, d).
+    bias : array, shape (..., n + m - 1), dtype of `q`, optional
+        Bias by lag, as in `random_feature_attention`: exp(bias[n - 1 + j - i]) multiplies the
+        weight of query i and key j.
     mask : array of bool, broadcasting to (..., n, m), optional
         True where the query attends to the key. A mask that is the same for all queries keeps
-        the cost linear; any other costs O(n m F).
+        the cost linear; any other costs O(n m F), and is an error with `bias`.
     causal : bool, default False
         Query i sees key j only if j <= i + m - n. The cost stays linear.
 
@@ -86,8 +91,12 @@ def linear_attention(
     >>> linear_attention(q, k, v)  # kernels 2 and 6
     array([[3.]])
     """
+    arrays = (q, k, v)
     q, keys, xp, ungroup = prepare_linear(q, k, v, feature_map, mask, causal)
     features = map_features(feature_map, keys.k if keys.k.shape[-2] else q, xp)
+    if bias is not None:
+        lags = group_lags(bias, *arrays, mask)
+        return ungroup(attend_by_lags(q, keys, lags, features, causal, xp))
     return ungroup(signed.linear_attention(q, keys, features, causal))
 
 

@@ -24,13 +24,14 @@ from ..arrays.library import Array, as_written, constant, root_scale, untraced
 from ..engine import signed
 from ..engine.attend import Attended, attend
 from ..engine.hops import Keys, Samples
-from ..engine.positive import two_hops
+from ..engine.lags import attend_by_lags
+from ..engine.positive import Positive, two_hops
 from ..engine.scores import Scores
 from ..engine.signed import Signed
 from ..kernels import FEATURES, both_signs
 from ..numbers.tape import fixed
 from ..typing import ArrayT, Coupling, Features
-from .inputs import Options, change_gauge, check_call, choose_frequencies, in_heads
+from .inputs import Options, change_gauge, check_call, choose_frequencies, group_lags, in_heads
 
 
 @as_written
@@ -48,6 +49,7 @@ def random_feature_attention(
     square_norms: tuple[Any, Any] | None = None,
     rng: Any = None,
     scale: float | None = None,
+    bias: Array | None = None,
     mask: Array | None = None,
     causal: bool = False,
 ) -> ArrayT:
@@ -103,9 +105,14 @@ def random_feature_attention(
     scale : float, optional
         Factor on q . k, 1 / sqrt(d) by default, positive. `q` and `k` are multiplied by its
         square root first: kernel coordinates.
+    bias : array, shape (..., n + m - 1), dtype of `q`, optional
+        Bias by lag: the weight of query i and key j is times exp(bias[n - 1 + j - i]), in the
+        numerator and the normaliser, as relative positions are. -inf hides a lag. The cost is
+        O(S d_v n log(n)^2) by FFT from the length on at which pairs, O(n m S), take longer.
     mask : array of bool, broadcasting to (..., n, m), optional
         True where the query attends to the key. A mask that is the same for all queries,
-        shape (..., 1, m) or (m,), keeps the cost linear; any other costs O(n m S).
+        shape (..., 1, m) or (m,), keeps the cost linear; any other costs O(n m S), and is an error
+        with `bias`.
     causal : bool, default False
         Query i sees key j only if j <= i + m - n. The cost stays linear.
 
@@ -135,6 +142,15 @@ def random_feature_attention(
     earlier blocks, and kernel estimates pair by pair for keys of their own block. Later keys enter
     no sum and no maximum, so changing them leaves earlier outputs the same bit for bit.
 
+    With `bias` (Luo et al., arXiv:2106.12566; Choromanski et al., arXiv:2107.07999) the earlier
+    half of the tokens is read by the later half, and so on within halves. A Fourier transform of
+    such a tile rounds relative to its largest term, not to each row: the error relative to the sum
+    of the absolute terms of a row is about eps e^r sqrt(log2 n), where r is the range of the bias
+    over the lags of the tile, less a straight line. float32 is transformed in float64. With NumPy,
+    tiles that would lose more than 16 eps to r are evaluated pair by pair. Other libraries do not
+    look at values: there digits are lost, up to all, where the bias of long sequences hides lags
+    or is steep, and not a straight line on either side of the query.
+
     Examples
     --------
     >>> import numpy as np
@@ -150,10 +166,15 @@ def random_feature_attention(
         coupling=coupling, proposal=proposal, rng=rng,
     )  # fmt: skip
     inputs = prepare_random_features(q, k, v, options, features, square_norms)
-    if features == "trigonometric":
-        waves = trigonometric(inputs, square_norms is None)
-        return inputs.ungroup(signed.linear_attention(inputs.q, inputs.keys, waves, causal))
-    return inputs.ungroup(two_hops(inputs.q, inputs.samples, inputs.keys, causal, inputs.xp).out)
+    q_of, keys, xp, ungroup = inputs.q, inputs.keys, inputs.xp, inputs.ungroup
+    waves = trigonometric(inputs, square_norms is None) if features == "trigonometric" else None
+    if bias is not None:
+        lags = group_lags(bias, q, k, v, mask)
+        some = waves or Positive(inputs.samples, xp)
+        return ungroup(attend_by_lags(q_of, keys, lags, some, causal, xp))
+    if waves is not None:
+        return ungroup(signed.linear_attention(q_of, keys, waves, causal))
+    return ungroup(two_hops(q_of, inputs.samples, keys, causal, xp).out)
 
 
 class RfaInputs(NamedTuple):

@@ -12,7 +12,7 @@ from ..arrays import checks, frequencies, key_samples, qkv, tokens
 from ..arrays.heads import Alibi, group_heads, grouped_lead
 from ..arrays.library import Array, array_namespace, as_written, constant, is_array_api_obj
 from ..typing import Features, Recurrent, Weighting
-from .terms import distances, of_library
+from .terms import by_lag, distances, of_library
 
 _Equation = TypeVar("_Equation", bound=Callable[..., Any])
 
@@ -59,13 +59,18 @@ def _attention(
     v: Array,
     mask: Array | None = None,
     causal: bool = False,
-    bias: Any = None,
     dropout: Array | None = None,
     **_: Any,
 ) -> dict[str, Any]:
-    bias = None if isinstance(bias, Alibi) else bias
-    qkv.check(q, k, v, bias=bias, mask=mask, causal=causal, dropout=dropout)
+    qkv.check(q, k, v, mask=mask, causal=causal, dropout=dropout)
     return {}
+
+
+def lags(q: Array, k: Array, v: Array, bias: Array | None, **_: Any) -> dict[str, Any]:
+    """A bias by lag, as one of each query and key; 0 by default."""
+    if bias is None:
+        return {"bias": 0.0}
+    return {"bias": of_library(by_lag)(qkv.bias_by_lag(bias, q, k, v), q, k)}
 
 
 def any_scale(q: Array, scale: Any, **_: Any) -> dict[str, Any]:
@@ -83,6 +88,7 @@ def score_options(
     q: Array, k: Array, v: Array, bias: Any, softcap: Any, sinks: Any, **_: Any
 ) -> dict[str, Any]:
     """What is done to the scores of exact attention."""
+    qkv.check(q, k, v, bias=None if isinstance(bias, Alibi) else bias)
     if isinstance(bias, Alibi):
         slopes = qkv.of_heads("slopes", constant(bias.slopes, q), q, k, v)
         bias = -slopes * of_library(distances)(q, k)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..arrays.library import Array
 from ..typing import ArrayT
-from .doors import features_of_rows, formula
+from .doors import features_of_rows, formula, lags
 from .terms import of_library, products, ratio, visible, xp
 
 
@@ -39,21 +39,22 @@ def elu_plus_one(x: Array) -> Array:
     return xp.where(x > 0, x + 1, xp.exp(xp.where(x > 0, 0.0, x)))
 
 
-@formula(features_of_rows)
+@formula(features_of_rows, lags)
 def linear_attention(
     q: ArrayT,
     k: ArrayT,
     v: ArrayT,
     *,
     feature_map: Callable[[Array], Any] = elu_plus_one,
+    bias: Array | None = None,
     mask: Array | None = None,
     causal: bool = False,
 ) -> ArrayT:
     r"""Compute attention whose kernel is the dot product of features (linear attention).
 
     .. math::
-        \mathrm{out}_i = \frac{\sum_j \phi(q_i) \cdot \phi(k_j) \, v_j}
-                              {\sum_j \phi(q_i) \cdot \phi(k_j)}
+        \mathrm{out}_i = \frac{\sum_j w_{ij} \, v_j}{\sum_j w_{ij}}, \qquad
+        w_{ij} = e^{\mathrm{bias}_{n-1+j-i}} \, \phi(q_i) \cdot \phi(k_j)
 
     over the keys j that query i sees. Katharopoulos et al., arXiv:2006.16236; Linear attention
     post, kernel_attn; Random features post, KernelizedAttention.
@@ -66,6 +67,8 @@ def linear_attention(
         Maps vectors (..., n, d) to features (..., n, F), or to a pair: features and the logarithm
         of a factor on each row, (..., n), as `features.Features` is. Sums of products of features
         must be representable.
+    bias : array, shape (..., n + m - 1), dtype of `q`, optional
+        Bias by lag, 0 by default.
 
     Returns
     -------
@@ -83,7 +86,7 @@ def linear_attention(
     seen = visible(q, k, mask=mask, causal=causal)
     phi_q, _ = _with_scale(feature_map(q))  # the factor of a query cancels
     phi_k, log_scale = _with_scale(feature_map(k))
-    return ratio(products(phi_q, phi_k), log_scale[..., None, :], v, seen)
+    return ratio(products(phi_q, phi_k), log_scale[..., None, :] + bias, v, seen)
 
 
 def _with_scale(phi: Any) -> tuple[Array, Array]:

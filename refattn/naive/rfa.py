@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..arrays.library import Array, constant
 from ..typing import ArrayT, Features
-from .doors import formula, named_features, positive_scale, shared_frequencies
+from .doors import formula, lags, named_features, positive_scale, shared_frequencies
 from .terms import (
     average,
     finite,
@@ -21,7 +21,7 @@ from .terms import (
 )
 
 
-@formula(named_features, shared_frequencies, positive_scale)
+@formula(named_features, shared_frequencies, positive_scale, lags)
 def random_feature_attention(
     q: ArrayT,
     k: ArrayT,
@@ -31,6 +31,7 @@ def random_feature_attention(
     log_weight: Array | None = None,
     features: Features = "positive",
     scale: float | None = None,
+    bias: Array | None = None,
     mask: Array | None = None,
     causal: bool = False,
 ) -> ArrayT:
@@ -38,7 +39,7 @@ def random_feature_attention(
 
     .. math::
         \mathrm{out}_i = \frac{\sum_j \hat\kappa_{ij} \, v_j}{\sum_j \hat\kappa_{ij}}, \qquad
-        \hat\kappa_{ij} = \sum_s w_s \, \phi_s(q_i) \cdot \phi_s(k_j)
+        \hat\kappa_{ij} = e^{\mathrm{bias}_{n-1+j-i}} \sum_s w_s \, \phi_s(q_i) \cdot \phi_s(k_j)
 
     over the keys j that query i sees. Up to factors of the query alone, which cancel,
     phi_s(q) . phi_s(k) is
@@ -63,6 +64,8 @@ def random_feature_attention(
         The feature map.
     scale : float, optional
         Factor on q . k, 1 / sqrt(d) by default, positive.
+    bias : array, shape (..., n + m - 1), dtype of `q`, optional
+        Bias by lag, 0 by default.
 
     Returns
     -------
@@ -80,14 +83,14 @@ def random_feature_attention(
     seen = visible(q, k, mask=mask, causal=causal)
     q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
     if features == "positive":
-        return average(log_kernel(q, k, omega, log_weight), v, seen)
+        return average(log_kernel(q, k, omega, log_weight) + bias, v, seen)
     half, log_weight = half_square_norm(k), xp.expand_dims(log_weight, axis=-2)
     z_q, z_k = products(q, omega)[..., :, None, :], products(k, omega)[..., None, :, :]
     if features == "hyperbolic":
         log_terms = log_weight + xp.logaddexp(z_q + z_k, -(z_q + z_k))
-        return average(log_sum_exp(log_terms)[..., 0] - half, v, seen)
+        return average(log_sum_exp(log_terms)[..., 0] - half + bias, v, seen)
     weight = xp.exp(log_weight - xp.max(log_weight, axis=-1, keepdims=True))
-    return ratio(xp.sum(weight * xp.cos(z_q - z_k), axis=-1), half, v, seen)
+    return ratio(xp.sum(weight * xp.cos(z_q - z_k), axis=-1), half + bias, v, seen)
 
 
 @formula(shared_frequencies, positive_scale)

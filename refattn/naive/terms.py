@@ -199,6 +199,14 @@ def distances(q: Array, k: Array) -> Array:
     return xp.astype(xp.abs(offsets(q, k)), q.dtype)
 
 
+def by_lag(bias: Array, q: Array, k: Array) -> Array:
+    """bias_(n - 1 + j - i) of a bias (..., 1, n + m - 1), shape (..., n, m)."""
+    n, m = q.shape[-2], k.shape[-2]
+    lags = integers(0, m, q) + (n - 1 - integers(0, n, q))[:, None]
+    pairs = xp.take(bias, xp.reshape(lags, (-1,)), axis=-1)
+    return xp.reshape(pairs, (*bias.shape[:-2], n, m))
+
+
 def present(k: Array, mask: Array | None) -> Array:
     """Keys that all queries see, (..., 1, m)."""
     seen = xp.ones((1, k.shape[-2]), dtype=xp.bool, device=device(k))

@@ -85,8 +85,10 @@ class Subprocess:
             self.command += ["{input}", "{output}"]
         self.format, self.names = format, tuple(names)
         self.timeout = checks.real("timeout", timeout, positive=True)
-        # By which reports name a callable.
-        self.__qualname__ = Path(self.command[0]).name
+        # By which reports name a callable: a program, with the file that it runs.
+        program, *words = self.command
+        files = [Path(x).name for x in words if Path(x).is_file()]
+        self.__qualname__ = " ".join([Path(program).name, *files[:1]])
         self._process: subprocess.Popen[bytes] | None = None
 
     def __call__(self, *arrays: Any, **options: Any) -> Any:

@@ -6,13 +6,17 @@ import inspect
 import re
 import shlex
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
 from ....arrays.words import ELSEWHERE, keyword_names
 from ..candidate.adapter import Adapter
+from ..candidate.failures import Failure
 from ..candidate.programs import Subprocess
+from ..candidate.tags import LAYOUTS
 from ..checks.trials import CheckRun
+from ..truth.allowed import reference
 
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 
@@ -38,6 +42,25 @@ def describe_call(trial: CheckRun) -> str:
         return f"{called}, defined as fn{inspect.signature(adapter.fn)}"
     except Exception:  # no signature, or one that fails
         return called
+
+
+def name_layout(trial: CheckRun) -> str:
+    """Name the layouts in which a call works that raises an exception: those that are right, first.
+
+    Each is tried.
+    """
+    adapter, case = trial.adapter, trial.case
+    if case is None or len(adapter.record.arrays) != 3:
+        return ""
+    works, right = [], []
+    for layout in (x for x in LAYOUTS if x != adapter["layout"]):
+        other = replace(adapter, tags={**(adapter.tags or {}), "layout": layout})
+        with suppress(Failure, TypeError, ValueError):
+            got = other(*case.arrays, strict=True, **case.options)
+            works.append(f"--tag layout={layout}")
+            want, allowed = reference(other, case.arrays, case.options)
+            right += works[-1:] if np.all(np.abs(got - want) <= 2 * allowed) else []
+    return f"; the call works with {' or '.join(right or works)}" if works else ""
 
 
 def name_keyword(adapter: Adapter, words: str) -> str:

@@ -28,9 +28,10 @@ from ..checks.trials import CHECKS, Check, CheckRun, attends
 from ..truth.allowed import largest_exponent
 from .advice import advise
 from .causes import Asked, ask_again, name_cause
+from .failures import Failures
 from .interrupts import interrupt
 from .neighbours import diagnose
-from .refusals import describe_call, name_keyword
+from .refusals import describe_call, name_keyword, name_layout
 from .report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED, Report, Result
 from .reproduce import reproducer
 from .suspects import name_norms, suspect, weighing_keys_alike
@@ -307,7 +308,7 @@ def _stops(item: Check, trial: CheckRun, result: Result) -> str:
     if trial.crashed:
         return "the candidate crashed"
     if item.name == "contract" and trial.refused and trial.calls == 0:
-        result.got = f"{result.got}; {describe_call(trial)}"
+        result.got = f"{result.got}{name_layout(trial)}; {describe_call(trial)}"
         return trial.refused
     result.got += name_keyword(trial.adapter, result.got)
     return ""
@@ -365,6 +366,7 @@ def parametrize_with_checks(
         if not isinstance(adapter, Adapter):
             raise TypeError(f"`candidates` must be Adapters, got {type(adapter).__name__}.")
     for adapter in adapters:
+        told = Failures(_label(adapter, adapters))
         chosen = list(checks_of(adapter))
         reasons_of = expected.get(str(adapter.name), {}) if nested else expected
         _refuse_unknown("expected_failures", reasons_of, [c.name for c in chosen])
@@ -377,6 +379,7 @@ def parametrize_with_checks(
                 name: str = item.name,
                 n: int = statistical,
                 reasons_of: Mapping[str, str] = reasons_of,
+                told: Failures = told,
             ) -> None:
                 __tracebackhide__ = True  # pytest shows the report, not this code
                 reasons = {k: x for k, x in reasons_of.items() if k == name}
@@ -392,8 +395,7 @@ def parametrize_with_checks(
                     pytest.skip(report.not_tried[name])
                 result = report.results[0]
                 if report.verdict == FAIL:
-                    lines = [*result.failure(), *report.diagnosis, f"refattn explain {name}"]
-                    raise AssertionError("\n".join([*lines, "", result.reproducer]))
+                    raise AssertionError(told.describe(report))
                 if result.status == EXPECTED:
                     pytest.xfail(result.reason)
                 if result.status == UNDERPOWERED:

@@ -409,7 +409,7 @@ def test_pytest_parametrisation():
     good["good-value_length"]()
     bad = Adapter(lambda q, k, v: v[..., :1, :] + 0 * q, "softmax", name="bad")
     words = r"expected .*\nformula: wrong at ordinary inputs\n"
-    words += r"cause: keys 1 to 74 are left out\nrefattn explain reference_values\n"
+    words += r"cause: keys 1 to 74 are left out\nrefattn explain reference_values\nscript: "
     with pytest.raises(AssertionError, match=words) as raised:
         cases(bad)["bad-reference_values"]()
     assert raised.traceback.filter(raised)[-1].path.name == "test_runner.py"  # the call is shown
