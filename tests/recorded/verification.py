@@ -65,7 +65,7 @@ def without_reasons(case):
 
     @functools.wraps(case)
     def run():
-        forward = {"explain": lambda problem, numbers, verdict, profile: verdict}
+        forward = {"explain": lambda problem, numbers, verdict, *_: verdict}
         backward = {"explain_gradients": lambda parts, verdicts, *_: dict(verdicts)}
         with patch.multiple(judging, **forward, **backward):
             return [*case()]
