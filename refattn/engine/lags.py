@@ -55,6 +55,7 @@ from ..arrays.library import (
     host_dtype,
     is_numpy_array,
     reverse,
+    traced_once,
     untraced,
     widest,
 )
@@ -68,7 +69,7 @@ from .positive import Positive
 from .scores import causal_mask
 from .signed import Signed, weights_at_base
 
-_LEAF_TOKENS = 128
+_LEAF_TOKENS, _TRACED_TOKENS = 128, 512  # of a leaf; JAX compiles each leaf by itself
 # Nanoseconds of a core: for a pair, for a pair and one feature or column, and for a number of two
 # transforms and one halving of its length. They choose between two ways to the same sums.
 _PAIR, _PRODUCT, _HALVING = 15.0, 0.12, 6.0
@@ -191,10 +192,10 @@ def _nothing(tile: _Tile, xp: Any) -> Sums:
 
 def _sum_earlier(tile: _Tile, xp: Any) -> Sums:
     """Sum over the keys up to each query's own, of as many queries as keys."""
-    n = tile.shape[0]
-    if n <= _LEAF_TOKENS:
+    n, leaf = tile.shape[0], _TRACED_TOKENS if traced_once(untraced(tile.v)) else _LEAF_TOKENS
+    if n <= leaf:
         return _sum_block(tile, xp, causal=True)
-    half = _LEAF_TOKENS << ((n - 1) // _LEAF_TOKENS).bit_length() - 1
+    half = leaf << ((n - 1) // leaf).bit_length() - 1
     return _sum_halves(tile, half, _sum_earlier, _sum_tile, xp)
 
 
