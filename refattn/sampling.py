@@ -8,7 +8,6 @@ every coupling works with every proposal.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -21,7 +20,7 @@ from .arrays.arithmetic import multiply
 from .arrays.heads import group_with_lead, head_counts
 from .arrays.library import Array, Doubles, as_written, constant
 from .arrays.shown import held
-from .arrays.words import with_known_keywords
+from .arrays.words import warn_caller, with_known_keywords
 from .engine.targets import Targets
 from .typing import Coupling
 
@@ -382,11 +381,10 @@ def draw(
         )
     frequencies.over("proposal", proposal, d)
     if not proposal.has_finite_variance():
-        warnings.warn(
+        warn_caller(
             "The covariance of `proposal` is not above I/2: importance weights have infinite "
             "variance, or may have if it is a mixture.",
             InfiniteVarianceWarning,
-            stacklevel=2,
         )
     z = np.empty((*proposal.lead, num_samples, d))
     for index in np.ndindex(proposal.lead):

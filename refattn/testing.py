@@ -12,6 +12,11 @@ other two::
 and ``@pytest.mark.parametrize("qkv", ["shifted"], indirect=True)`` chooses cases. A fixture of the
 same name in your test module or conftest.py replaces these; ``-p no:refattn`` switches them off.
 To check a whole implementation, use `refattn.check`.
+
+* `assert_attention_close` raises an AssertionError if no correct kernel gives such an output;
+* `assert_close` does so for two arrays, with a tolerance that is computed;
+* `audit` lists the known bugs that a test of yours accepts;
+* `draw_qkv` and `cases` make inputs on which kernels often fail.
 """
 
 from .judge import testing

@@ -561,3 +561,9 @@ def test_saderf_is_the_best_diagonal_gauge():
     )
     zero = adapt.saderf(0 * q, k, scale=1.0)
     np.testing.assert_array_equal(zero.gauge, np.eye(4))
+
+
+def test_traced_arrays_are_refused():
+    jax = pytest.importorskip("jax")
+    with pytest.raises(TypeError, match="call this outside of jit"):
+        jax.jit(adapt.fit)(*np.ones((2, 4, 3), np.float32))

@@ -12,6 +12,7 @@ from scipy.linalg import qr, sqrtm
 from scipy.special import ndtr, ndtri
 from scipy.stats import beta, multivariate_normal, norm
 
+import refattn
 from refattn import sampling
 from refattn.engine import targets
 from refattn.judge import stats
@@ -224,6 +225,16 @@ def test_infinite_variance_is_announced():
     with pytest.warns(sampling.InfiniteVarianceWarning, match="`proposal` is not above I/2"):
         sampling.draw(3, 2, proposal=narrow, rng=0)
     sampling.draw(3, 2, proposal=sampling.Mixture([narrow, sampling.Gaussian(np.zeros(2))]), rng=0)
+
+
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_infinite_variance_is_announced_at_the_line_of_the_caller(differentiated):
+    narrow, q = sampling.Gaussian([0.0, 0.0], 0.5 * np.eye(2)), np.ones((3, 2))
+    call = refattn.random_feature_attention
+    call = partial(refattn.vjp, call) if differentiated else call
+    with pytest.warns(sampling.InfiniteVarianceWarning) as told:
+        call(q, q, q, num_features=2, proposal=narrow, rng=0)
+    assert {x.filename for x in told} == {__file__}
 
 
 # --- exact draws from the target of randomized attention ----------------------------------------

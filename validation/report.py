@@ -451,7 +451,7 @@ def _markdown(shared: Mapping[str, Any]) -> str:
     for e in shared["errata"]:
         head = f"**{_plain(e['title'])}** ({_plain(e['source'])})"
         says = zip(("Printed", "Right", "Effect"), _WRONG, strict=True)
-        lines.append(" ".join([f"- {head}.", *(f"{what}: {_mixed(e[key])}" for what, key in says)]))
+        lines.append(" ".join([f"- {head}.", *(f"{what}: {mixed(e[key])}" for what, key in says)]))
     if shared["claims"]:
         lines += ["", "## Claims", ""]
         lines += ["| Source | Claim | Statement | Verdict | Evidence | Figure |"]
@@ -474,7 +474,7 @@ def _markdown(shared: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _mixed(text: str) -> str:
+def mixed(text: str) -> str:
     """Text in one line, with its formulas and code, which GitHub shows as such."""
     line = re.sub(r"\$([^$]+)\$", r"$`\1`$", " ".join(text.split()))
     pieces = re.split(r"(\$?`[^`]+`\$?)", line)

@@ -183,7 +183,15 @@ def to_host(x: Array, dtype: Any = np.float64) -> Any:
         x = to_device(x, "cpu")
     elif not (is_numpy_array(x) or is_jax_array(x) or is_dask_array(x)):
         x = np.from_dlpack(x, device="cpu")
-    return np.asarray(x, dtype=dtype)
+    try:
+        return np.asarray(x, dtype=dtype)
+    except TypeError:
+        if not is_jax_array(x):
+            raise
+        raise TypeError(
+            "numbers that JAX traces are not known yet, and NumPy computes with them on the host "
+            "here: call this outside of jit, vmap and grad, and pass its result."
+        ) from None
 
 
 def host_values(x: Array) -> Any:

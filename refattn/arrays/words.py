@@ -7,6 +7,8 @@ import json
 import math
 import re
 import signal
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import wraps
@@ -115,6 +117,17 @@ def said(error: BaseException) -> str:
         return " ".join(str(error).split())
     except Exception:
         return ""
+
+
+def warn_caller(text: str, category: type[Warning]) -> None:
+    """Warn at the line of the caller that led into the package, however deep this is called."""
+    level, frame = 2, sys._getframe(1)
+    package = __name__.partition(".")[0]
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
+        (f"{package}.", "contextlib")  # whose contexts are decorators
+    ):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
 
 
 def ending(status: int) -> str:

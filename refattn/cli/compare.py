@@ -165,10 +165,12 @@ _Published = tuple[Answer, Callable[[Path], None]]
 def _compare(path: Path, arrays: dict[str, Floats], options: dict[str, Any]) -> _Published:
     """Measure every estimator at every S."""
     from ..compare.measured import SLOW, few_queries, measure, seconds_of_exact
+    from ..files.arrays import find_sample
     from ..registry import DEFAULT
     from .show import comparisons, plots
 
     draws, per_head = options["draws"] or 3, options["per_head"]
+    bundled = path == find_sample()
     with Work("Comparing") as work:
         work.at_least(seconds_of_exact(**arrays, draws=draws))
         comparison = measure(
@@ -187,7 +189,7 @@ def _compare(path: Path, arrays: dict[str, Floats], options: dict[str, Any]) -> 
     for line in comparisons.comparison_notices(comparison):
         notice(line)
     answer = Answer(
-        partial(comparisons.print_comparison, path, arrays, comparison, per_head),
+        partial(comparisons.print_comparison, path, arrays, comparison, per_head, bundled),
         lambda: comparison.tables()[: 1 + per_head],
         partial(comparisons.comparison_to_json, path, arrays, comparison),
     )

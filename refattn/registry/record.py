@@ -40,7 +40,8 @@ TRAITS: Mapping[str, str] = MappingProxyType(
         "data-free": "the random numbers depend on the seed, not on the numbers in the arrays",
         "frequency-mean": "reordering its frequencies, or using each twice, changes nothing",
         "per-query": "each query has its own frequencies (..., n, S, d), or keys (..., n, S)",
-        "random-features": "all queries share frequencies from N(0, I), with the declared coupling",
+        "random-features": "all queries share frequencies from N(0, I), with the declared "
+        "coupling; the formula takes `features`",
         "trigonometric": "its features are sines and cosines, so weights may be negative",
         "target": "draws the frequencies of each query from its target distribution (RA)",
         "recurrent": "carries a state from token to token, and returns it with the output",
@@ -281,6 +282,8 @@ _ABILITIES = {
     *("lse", "vjp", "gqa", "gva", "offsets", "moments", "feature_map", "initial_state"),
     *("omega_per_head", "batch_invariant", "deterministic"),
 }
+# By trait, the keyword by which a formula is told what an implementation declares.
+DECLARED = {"random-features": "features", "proposals": "weighting"}
 # Traits that make sense with another one only, and those of a size.
 _WITH_RANDOM, _WITH_SIZE = {"seeds-differ", "data-free", "target"}, {"chunked", "unlimited-size"}
 
@@ -328,7 +331,8 @@ def _checked(record: Any) -> Estimator:
     _check_traits(record.size, {*traits})
     keywords = [*sorted(_KEYWORDS & {*options}), *filter(None, [record.size])]
     _check_keywords("fn", record.fn, [*keywords, *["rng"] * ("random" in traits)])
-    _check_keywords("naive", record.naive, sorted(_KEYWORDS & {*options}))
+    declared = (keyword for trait, keyword in DECLARED.items() if trait in traits)
+    _check_keywords("naive", record.naive, [*sorted(_KEYWORDS & {*options}), *declared])
     if "vjp" in options and record.differentiable is None:
         raise ValueError(
             f"`options` must leave out 'vjp' for {record.name}, which is no attention function."

@@ -36,8 +36,9 @@ def test_comparison_of_the_sample():
         "estimator samples error_mean standard_error error_worst worst_head seconds ratio "
         "error_tolerated"
     )
-    assert "; error_tolerated: mean error in all layers of all-MiniLM-L6" in lines[-3]
-    assert " ".join(lines[-2:]) == (
+    assert "; error_tolerated: mean error in all layers of all-MiniLM-L6" in lines[-4]
+    assert lines[-1] == "next: refattn verify FILE judges the output of a kernel"
+    assert " ".join(lines[-3:-1]) == (
         "On these tensors rfa-iid from S = 512, rfa-orthogonal from S = 128, rfa-adapted from S = "
         "32, lara-balance from S = 128, lara-mean, ra, ra-mean and eva beat the mean of v. rfa-iid "
         "at S = 128 is within two standard errors of it."

@@ -17,7 +17,7 @@ import numpy as np
 from refattn import estimators, linear_randomized_attention, softmax_attention
 from validation import plotting, suite
 
-from ._clock import exponent, seconds
+from ._clock import exponent, peak, seconds
 
 D, C = 64, 64
 ROWS = 128  # at once, so that what is timed is not the making of large arrays
@@ -37,19 +37,21 @@ def textbook_weights(scores: Any) -> Any:
     return weights / np.sum(weights, axis=-1, keepdims=True)
 
 
-def textbook_softmax(q: Any, k: Any, v: Any) -> Any:
+def textbook_softmax(q: Any, k: Any, v: Any, at_once: int = ROWS) -> Any:
     """Softmax attention, some rows of the matrix of weights at once."""
     return np.concatenate(
-        [textbook_weights(q[i : i + ROWS] @ k.T) @ v for i in range(0, len(q), ROWS)]
+        [textbook_weights(q[i : i + at_once] @ k.T) @ v for i in range(0, len(q), at_once)]
     )
 
 
-def textbook_randomized(q: Any, k: Any, v: Any, rng: np.random.Generator) -> Any:
+def textbook_randomized(
+    q: Any, k: Any, v: Any, rng: np.random.Generator, at_once: int = ROWS
+) -> Any:
     """RA: a key drawn from each row of weights, noise, and the weights of its frequency."""
     half_norms = np.sum(k * k, -1) / 2
     out = []
-    for i in range(0, len(q), ROWS):
-        rows = q[i : i + ROWS]
+    for i in range(0, len(q), at_once):
+        rows = q[i : i + at_once]
         total = np.cumsum(textbook_weights(rows @ k.T), axis=-1)
         drawn = np.sum(total < rng.random((len(rows), 1)) * total[:, -1:], axis=-1)
         omega = rows + k[drawn] + rng.standard_normal(rows.shape)
@@ -86,6 +88,7 @@ def tasks(level: str) -> suite.Tasks:
         {"axis": "N", "sizes": dense, "dense": True, "repeats": repeats},
         {"axis": "N", "sizes": (top // 8, top // 4, top // 2, top), "repeats": 2 * repeats + 1},
         {"axis": "C", "sizes": (16, 64, 256), "length": top // 2, "repeats": repeats},
+        {"axis": "memory", "sizes": dense, "dense": True, "repeats": 0},
     ]
 
 
@@ -97,15 +100,23 @@ def run(
     length: int = 0,
     dense: bool = False,
 ) -> dict[str, Any]:
-    """Seconds of each form and size."""
-    shapes = {size: (size, C) if axis == "N" else (length, size) for size in sizes}
+    """Seconds of each form and size, or MiB, for all queries at once as written down."""
+    shapes = {size: (length, size) if axis == "C" else (size, C) for size in sizes}
     calls = {size: forms(rng, *shape, dense) for size, shape in shapes.items()}
+    if not repeats:
+        whole = {
+            n: {x: partial(f, at_once=n) for x, f in calls[n].items() if x in TEXTBOOK.values()}
+            for n in sizes
+        }
+        memory = {x: [peak((calls[n] | whole[n])[x]) for n in sizes] for x in calls[sizes[0]]}
+        return {"axis": axis, "sizes": list(sizes), "memory": memory}
     found = seconds(calls, repeats)
     return {"axis": axis, "dense": dense, "sizes": list(sizes), "seconds": found}
 
 
 def judge(results: suite.Results) -> suite.Findings:
     """Exponents and ratios against the middle between two claims."""
+    *results, held = results
     dense, linear = results[:2]
     slopes = {
         (r["axis"], name): exponent(r["sizes"], values)
@@ -144,6 +155,14 @@ def judge(results: suite.Results) -> suite.Findings:
             for name, value in share.items()
         ],
     }
+    growth = {name: exponent(held["sizes"], x) for name, x in held["memory"].items()}
+    evidence["memory"] = [
+        *(
+            suite.Compared(f"2 - {x}: exponent of N", 2 - growth[x], HALF)
+            for x in TEXTBOOK.values()
+        ),
+        *(suite.Compared(f"{x}: exponent of N", growth[x], BETWEEN) for x in (RFA, BALANCE, QUERY)),
+    ]
     n = dense["sizes"][-1]
     remark = (
         f"{n} tokens, one sample of RA for each query: RA takes {twice:.1f} times as long as "

@@ -52,6 +52,18 @@ def fourier(x: Any, omega: Any) -> Any:
     return features.random_features(x, omega, (np.cos, np.sin)).values
 
 
+def circles() -> tuple[Any, Any]:
+    """Points of a circle within another."""
+    angles = np.linspace(0, 2 * math.pi, 36, endpoint=False)
+    points = np.stack([np.cos(angles), np.sin(angles)], -1)
+    return points, 2 * points
+
+
+def lifted(x: Any) -> Any:
+    """Distance from a plane through 0, after the map: x_1^2 + x_2^2."""
+    return features.polynomial_features(x, degree=2) @ [1.0, 0.0, 1.0]
+
+
 def identities(rng: np.random.Generator, count: int) -> dict[str, Any]:
     """Largest errors of the two identities, in eps times what rounding may reach."""
     eps = float(np.finfo(float).eps)
@@ -65,6 +77,7 @@ def identities(rng: np.random.Generator, count: int) -> dict[str, Any]:
     order = features.polynomial_features(x, degree=2)[:, [0, 2, 1]]
     error = np.abs(product - kernels.polynomial_kernel(x, y, degree=2)) / size
     shape = np.abs(by_hand - order) / np.max(np.abs(by_hand), axis=-1, keepdims=True)
+    inner, outer = circles()
     x, y = rng.standard_normal((2, count, D))
     squares = (np.sum(x * x, axis=-1) + np.sum(y * y, axis=-1)) / 2
     log = np.log(kernels.gaussian_kernel(x, y)) + squares
@@ -78,6 +91,8 @@ def identities(rng: np.random.Generator, count: int) -> dict[str, Any]:
     return {
         "polynomial": float(np.max(error)) / eps,
         "map": float(np.max(shape)) / eps,
+        "line": float(np.max(np.max(inner @ outer.T, 0) / np.max(outer @ outer.T, 0))),
+        "plane": float(np.max(lifted(inner)) - np.min(lifted(outer))),
         "softmax": float(np.max(softmax)) / eps,
         "attention": float(np.max(off)) / eps,
     }
@@ -93,6 +108,10 @@ def judge(results: suite.Results) -> suite.Findings:
                 "product of features", found["polynomial"], 8.0, "eps of the absolute terms"
             ),
             suite.Compared("features by hand", found["map"], 4.0, "eps of the largest"),
+        ],
+        "circles": [
+            suite.Compared("no line: extent of the inner over the outer", found["line"], 1.0),
+            suite.Compared("plane: most of the inner less least of the outer", found["plane"], 0.0),
         ],
         "softmax": [
             suite.Compared("softmax from Gaussian kernel", found["softmax"], float(D), unit)

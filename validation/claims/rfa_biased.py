@@ -96,12 +96,14 @@ def judge(results: suite.Results) -> suite.Findings:
         evidence["kernels"].append(suite.catoni(f"kernel of key {i}", *of_one))
     for r in ratios:
         x, name, count = r["out"], f"d = {r['d']}, S = {r['count']}", r["count"]
-        evidence["biased"].append(suite.Shown(name, stats.betting(x, r["exact"])))
+        p = stats.betting(x, r["exact"])
+        evidence["biased"].append(suite.Shown(name, p))
+        evidence["expectation"].append(suite.Tested(name, p))
         bias, error = float(np.mean(x)) - r["exact"], float(np.std(x)) / math.sqrt(len(x))
         means.append({"d": r["d"], "count": count, "bias": bias, "error": error})
         if r["d"] == 1:
             of_one = (x, *exact_means([count]), 0.25, TARGET, "of the values")
-            evidence["order"].append(suite.empirical_bernstein(f"mean, {name}", *of_one))
+            evidence["redraws"].append(suite.empirical_bernstein(f"mean, {name}", *of_one))
     counts, bias = np.array(EXACT), np.array(law["bias"])
     excess = np.abs(counts * bias / law["law"] - 1)
     slope = math.log(excess[-1] / excess[-3]) / math.log(counts[-1] / counts[-3])

@@ -35,7 +35,7 @@ def gather(folder: Path, report: Path, note: str) -> None:
     text = re.sub(r"^# .*\n", "", table.read_text("utf-8")) if table.exists() else ""
     head = f"# Report of a run\n\n{note}\n\n[The whole report, with figures](report.html)\n"
     text = _links(head + text, lambda *link: _of_report(report, *link))
-    (folder / "report.md").write_text(re.sub(r"\$`([^`]*)`\$", r"$\1$", text), encoding="utf-8")
+    (folder / "report.md").write_text(_formulas(text), encoding="utf-8")
 
 
 def _explanations() -> str:
@@ -62,7 +62,7 @@ class _Documents:
         """Write a page of Markdown with the links of the site, or one that shows a file."""
         text = path.read_text("utf-8")
         if path.suffix == ".md":
-            text = _links(text, lambda *link: self.link(path.parent, *link))
+            text = _formulas(_links(text, lambda *link: self.link(path.parent, *link)))
             text = _ORPHAN * self.pages[path].startswith("source/") + text
         else:
             language = "python" if path.suffix == ".py" else "text"
@@ -96,6 +96,11 @@ class _Documents:
 def _links(text: str, change: Callable[[str, str, str], str | None]) -> str:
     """Change the links of a document."""
     return _LINK.sub(lambda m: change(m[1], m[2], m[3]) or m[0], text)
+
+
+def _formulas(text: str) -> str:
+    """Formulas as Sphinx reads them, from those of GitHub, which have backticks, too."""
+    return re.sub(r"\$`([^`]*)`\$", r"$\1$", text)
 
 
 def _of_report(report: Path, image: str, text: str, link: str) -> str | None:

@@ -15,9 +15,14 @@ from .source import heading, origin
 
 
 def print_comparison(
-    path: Path, arrays: dict[str, Floats], comparison: Comparison, per_head: bool, page: Page
+    path: Path,
+    arrays: dict[str, Floats],
+    comparison: Comparison,
+    per_head: bool,
+    bundled: bool,
+    page: Page,
 ) -> None:
-    """Print the results as tables."""
+    """Print the results as tables; of the bundled tensors also what to do with others."""
     page.say(
         f"{heading(path, arrays)}\n"
         f"scale {comparison.scale:.6g}, {'causal' if comparison.causal else 'not causal'}, "
@@ -31,6 +36,8 @@ def print_comparison(
         across = ("estimator", "samples")
         page.table(of_heads.pivot("head", across, lambda x: digits(x["error_mean"])), split=True)
     page.say(comparison.conclusion)
+    if bundled:
+        page.say("next: refattn verify FILE judges the output of a kernel")
 
 
 def comparison_notices(comparison: Comparison) -> Iterator[str]:

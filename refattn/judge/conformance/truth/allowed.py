@@ -14,6 +14,7 @@ from ....arrays.blocks import sum_to
 from ....arrays.library import Floats
 from ....attention import attend, softmax_attention
 from ....gradients import vjp
+from ....registry.record import DECLARED
 from ..candidate.adapter import Adapter
 from ..candidate.failures import WrongRecord
 from ..candidate.gates import with_pairs
@@ -75,7 +76,7 @@ def of_function(
         named = {k: x for k, x in named.items() if k not in ("causal", "window")}
     if adapter.record.takes("scale"):
         named["scale"] = adapter.root(wide[0].shape[-1]) ** 2
-    for trait, tag in _DECLARED.items():
+    for trait, tag in DECLARED.items():  # tags that are options of the formula
         if adapter.has(trait):
             named[tag] = adapter[tag]
     if adapter.has("feature-map"):
@@ -85,8 +86,6 @@ def of_function(
 
 # Options that are arrays of floats.
 _FLOATS = ("omega", "centres", "bias", "sinks", "dropout", "log_probability", "initial_state")
-# Tags that are options of the formula, where the estimator has a trait.
-_DECLARED = {"random-features": "features", "proposals": "weighting"}
 
 
 FEATURE_MAPS = {"elu": naive.elu_plus_one, "relu": features.relu_features}
