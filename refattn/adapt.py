@@ -156,8 +156,8 @@ def fit(
     """
     of_q, of_k = _kernel_moments(q, k, scale)
     a = gauge(of_q.cov, of_k.cov, floor=floor)
-    inverse = np.linalg.inv(a)
-    best = optimal_gaussian(_map_moments(of_q, a), _map_moments(of_k, np.swapaxes(inverse, -1, -2)))
+    inverse = np.swapaxes(np.linalg.inv(a), -1, -2)
+    best = optimal_gaussian(_map_moments(of_q, a), _map_moments(of_k, inverse), scale=1.0)
     return Gaussian(best.mean, best.cov, gauge=a)
 
 
@@ -212,7 +212,8 @@ def gauge(q_cov: Any, k_cov: Any, *, floor: float = 1e-3) -> Doubles:
     return best_gauge(q_cov, k_cov, floor)
 
 
-def oprf(q: Moments, k: Moments) -> Gaussian:
+@with_known_keywords
+def oprf(q: Array | Moments, k: Array | Moments, *, scale: float | None = None) -> Gaussian:
     r"""Find the optimal isotropic Gaussian proposal with mean 0 (OPRF).
 
     .. math::
@@ -220,12 +221,12 @@ def oprf(q: Moments, k: Moments) -> Gaussian:
         u = \frac{(1 + 2\lambda) + \sqrt{(1 + 2\lambda)^2 + 8\lambda}}2, \quad
         \lambda = \frac{E|q + k|^2}d
 
-    Likhosherstov et al., arXiv:2205.15317.
+    with independent q and k in kernel coordinates. Likhosherstov et al., arXiv:2205.15317.
 
     Parameters
     ----------
-    q, k : moments.Moments
-        Moments of queries and keys in kernel coordinates, assumed to be independent.
+    q, k, scale
+        As in `fit`.
 
     Returns
     -------
@@ -234,10 +235,8 @@ def oprf(q: Moments, k: Moments) -> Gaussian:
 
     Raises
     ------
-    TypeError
-        If an argument is not Moments.
-    ValueError
-        If shapes do not match or a moment is not finite.
+    TypeError, ValueError
+        As in `fit`.
 
     Examples
     --------
@@ -245,17 +244,18 @@ def oprf(q: Moments, k: Moments) -> Gaussian:
     >>> from refattn import adapt
     >>> from refattn.moments import Moments
     >>> of_q = of_k = Moments(10, np.zeros(2), np.eye(2) / 2)
-    >>> adapt.oprf(of_q, of_k).cov.round(4)  # lambda = 1: (1 + (3 + sqrt(17)) / 2) / 2
+    >>> adapt.oprf(of_q, of_k, scale=1.0).cov.round(4)  # lambda = 1: (1 + (3 + sqrt(17)) / 2) / 2
     array([[2.2808, 0.    ],
            [0.    , 2.2808]])
     """
-    mean, second = _second_moment(q, k)
+    mean, second = _second_moment(q, k, scale)
     d = mean.shape[-1]
     spread = best_variance(np.trace(second, axis1=-2, axis2=-1) / d)
     return Gaussian(np.zeros_like(mean), spread[..., None, None] * np.eye(d))
 
 
-def sderf(q: Moments, k: Moments) -> Gaussian:
+@with_known_keywords
+def sderf(q: Array | Moments, k: Array | Moments, *, scale: float | None = None) -> Gaussian:
     r"""Find the optimal Gaussian proposal with mean 0 (SDERF).
 
     .. math::
@@ -267,8 +267,8 @@ def sderf(q: Moments, k: Moments) -> Gaussian:
 
     Parameters
     ----------
-    q, k : moments.Moments
-        As in `oprf`.
+    q, k, scale
+        As in `fit`.
 
     Returns
     -------
@@ -281,11 +281,11 @@ def sderf(q: Moments, k: Moments) -> Gaussian:
     >>> from refattn import adapt
     >>> from refattn.moments import Moments
     >>> of_q = of_k = Moments(10, np.zeros(2), np.diag([0.5, 0.0]))
-    >>> adapt.sderf(of_q, of_k).cov.round(4)
+    >>> adapt.sderf(of_q, of_k, scale=1.0).cov.round(4)
     array([[2.2808, 0.    ],
            [0.    , 1.    ]])
     """
-    mean, second = _second_moment(q, k)
+    mean, second = _second_moment(q, k, scale)
     return Gaussian(np.zeros_like(mean), best_covariance(second))
 
 
@@ -321,11 +321,14 @@ def saderf(q: Array | Moments, k: Array | Moments, *, scale: float | None = None
     some = (square_q > 0) & (square_k > 0)
     psi = np.where(some, square_k / np.where(some, square_q, 1.0), 1.0) ** 0.25
     a, inverse = (x[..., None] * np.eye(psi.shape[-1]) for x in (psi, 1 / psi))
-    best = oprf(_map_moments(of_q, a), _map_moments(of_k, inverse))
+    best = oprf(_map_moments(of_q, a), _map_moments(of_k, inverse), scale=1.0)
     return Gaussian(best.mean, best.cov, gauge=a)
 
 
-def optimal_gaussian(q: Moments, k: Moments) -> Gaussian:
+@with_known_keywords
+def optimal_gaussian(
+    q: Array | Moments, k: Array | Moments, *, scale: float | None = None
+) -> Gaussian:
     r"""Find the optimal Gaussian proposal.
 
     .. math::
@@ -337,8 +340,8 @@ def optimal_gaussian(q: Moments, k: Moments) -> Gaussian:
 
     Parameters
     ----------
-    q, k : moments.Moments
-        As in `oprf`.
+    q, k, scale
+        As in `fit`.
 
     Returns
     -------
@@ -351,15 +354,22 @@ def optimal_gaussian(q: Moments, k: Moments) -> Gaussian:
     >>> from refattn import adapt
     >>> from refattn.moments import Moments
     >>> of_q, of_k = Moments(9, np.ones(1), np.eye(1)), Moments(9, np.ones(1), np.zeros((1, 1)))
-    >>> best = adapt.optimal_gaussian(of_q, of_k)
+    >>> best = adapt.optimal_gaussian(of_q, of_k, scale=1.0)
     >>> best.mean, best.cov.round(4)
     (array([2.]), array([[2.2808]]))
     """
-    of_q, of_k = _compatible_moments(q, k)
+    of_q, of_k = _kernel_moments(q, k, scale)
     return Gaussian(of_q.mean + of_k.mean, best_covariance(of_q.cov + of_k.cov))
 
 
-def expected_log_excess(q: Moments, k: Moments, proposal: Gaussian | None = None) -> Doubles:
+@with_known_keywords
+def expected_log_excess(
+    q: Array | Moments,
+    k: Array | Moments,
+    proposal: Gaussian | None = None,
+    *,
+    scale: float | None = None,
+) -> Doubles:
     r"""Expected log of the second moment of a kernel estimate, relative to the squared kernel.
 
     .. math::
@@ -374,8 +384,8 @@ def expected_log_excess(q: Moments, k: Moments, proposal: Gaussian | None = None
 
     Parameters
     ----------
-    q, k : moments.Moments
-        As in `oprf`.
+    q, k, scale
+        As in `fit`.
     proposal : sampling.Gaussian, optional
         N(0, I) by default. Its gauge applies.
 
@@ -395,17 +405,16 @@ def expected_log_excess(q: Moments, k: Moments, proposal: Gaussian | None = None
     >>> from refattn import adapt
     >>> from refattn.moments import Moments
     >>> of_q = of_k = Moments(10, np.zeros(2), np.eye(2) / 2)
-    >>> for p in (None, adapt.optimal_gaussian(of_q, of_k)):
-    ...     print(adapt.expected_log_excess(of_q, of_k, p).round(4))
+    >>> for p in (None, adapt.optimal_gaussian(of_q, of_k, scale=1.0)):
+    ...     print(adapt.expected_log_excess(of_q, of_k, p, scale=1.0).round(4))
     2.0
     0.9404
     """
-    of_q, of_k = _compatible_moments(q, k)
+    of_q, of_k = _kernel_moments(q, k, scale)
     law = SquaredWeights(proposal, of_q.mean.shape[-1])
     if proposal is not None and proposal.gauge is not None:
-        inverse = np.linalg.inv(proposal.gauge)
         of_q = _map_moments(of_q, proposal.gauge)
-        of_k = _map_moments(of_k, np.swapaxes(inverse, -1, -2))
+        of_k = _map_moments(of_k, np.swapaxes(np.linalg.inv(proposal.gauge), -1, -2))
     t = law.rotate(of_q.mean + of_k.mean) - law.mean
     vectors = law.vectors if law.rotated else np.eye(t.shape[-1])
     spread = np.sum(vectors * ((of_q.cov + of_k.cov) @ vectors), axis=-2)
@@ -528,22 +537,15 @@ def assess(
     return Assessment(theory.relative_error(law, exact), achieved, ess)
 
 
-def _second_moment(q: Moments, k: Moments) -> tuple[Doubles, Doubles]:
-    """Return the mean and the second moment of q + k."""
-    of_q, of_k = _compatible_moments(q, k)
+def _second_moment(q: Any, k: Any, scale: float | None) -> tuple[Doubles, Doubles]:
+    """Return the mean and the second moment of q + k, in kernel coordinates."""
+    of_q, of_k = _kernel_moments(q, k, scale)
     mean = of_q.mean + of_k.mean
     return mean, of_q.cov + of_k.cov + mean[..., :, None] * mean[..., None, :]
 
 
-def _compatible_moments(q: Any, k: Any) -> tuple[Moments, Moments]:
-    """Bring both moments to the host, with the covariance of a single row 0 if it is nan."""
-    of_q, of_k = _host_moments("q", q), _host_moments("k", k)
-    checks.compatible("q.mean", of_q.mean, "k.mean", of_k.mean)
-    return of_q, of_k
-
-
 def _host_moments(name: str, m: Any) -> Moments:
-    """Check moments and bring them to the host."""
+    """Check moments and bring them to the host, the covariance of a single row 0 if it is nan."""
     moments.check_moments(**{name: m})
     if m.count == 0:
         raise ValueError(f"`{name}` has no rows: it must have at least one.")
@@ -559,8 +561,11 @@ def _host_moments(name: str, m: Any) -> Moments:
 def _kernel_moments(q: Any, k: Any, scale: float | None) -> tuple[Moments, Moments]:
     """Bring arrays or moments to moments in kernel coordinates, one for each query head."""
     scale = checks.real("scale", scale, positive=True, optional=True)
-    if not isinstance(q, Moments) and not isinstance(k, Moments):
+    arrays = {name: x for name, x in {"q": q, "k": k}.items() if not isinstance(x, Moments)}
+    if len(arrays) == 2:
         qkv.check(q, k, k)
+    elif arrays:
+        checks.arrays(2, **arrays)
     of_q, of_k = (
         _host_moments(name, x if isinstance(x, Moments) else moments.estimate(x))
         for name, x in (("q", q), ("k", k))

@@ -106,13 +106,13 @@ def test_constant_rows_have_no_gauge():
 def test_no_other_gaussian_has_a_lower_objective(seed, d, size):
     rng = np.random.default_rng(seed)
     q, k = moments_of(rng, d), moments_of(rng, d)
-    best = adapt.optimal_gaussian(q, k)
-    lowest = adapt.expected_log_excess(q, k, best)
+    best = adapt.optimal_gaussian(q, k, scale=1.0)
+    lowest = adapt.expected_log_excess(q, k, best, scale=1.0)
     mean = best.mean + size * rng.standard_normal(d)
     turn = np.eye(d) + size * rng.standard_normal((d, d))
     cov = turn @ best.cov @ turn.T
     for other in (Gaussian(mean, best.cov), Gaussian(best.mean, cov), Gaussian(mean, cov)):
-        assert lowest <= adapt.expected_log_excess(q, k, other) + 1e-12
+        assert lowest <= adapt.expected_log_excess(q, k, other, scale=1.0) + 1e-12
 
 
 @given(seeds, st.integers(1, 6), st.floats(0.51, 100.0))
@@ -120,7 +120,8 @@ def test_each_family_contains_the_one_before(seed, d, variance):
     rng = np.random.default_rng(seed)
     q, k = moments_of(rng, d), moments_of(rng, d)
     isotropic = Gaussian(np.zeros(d), variance * np.eye(d))
-    proposals = [isotropic, adapt.oprf(q, k), adapt.sderf(q, k), adapt.optimal_gaussian(q, k)]
+    fits = (adapt.oprf, adapt.sderf, adapt.optimal_gaussian)
+    proposals = [isotropic, *(fit(q, k) for fit in fits)]
     values = [adapt.expected_log_excess(q, k, p) for p in proposals]
     assert all(b <= a + 1e-12 for a, b in pairwise(values))
     assert values[1] <= adapt.expected_log_excess(q, k) + 1e-12
@@ -139,12 +140,29 @@ def test_the_objective_is_the_mean_of_the_law_over_all_pairs(kind):
     x, y = q[:, None, :], k[None, :, :]
     log_variance = theory.log_kernel_variance(x, y, proposal=proposal) - 2 * np.sum(x * y, -1)
     mean = np.mean(np.logaddexp(0.0, log_variance))  # second moment over squared kernel
-    np.testing.assert_allclose(adapt.expected_log_excess(of_q, of_k, proposal), mean, rtol=1e-12)
+    np.testing.assert_allclose(
+        adapt.expected_log_excess(of_q, of_k, proposal, scale=1.0), mean, rtol=1e-12
+    )
 
 
 def test_a_covariance_of_a_half_or_less_has_an_infinite_objective():
     m = Moments(5, np.zeros(2), np.eye(2))
     assert adapt.expected_log_excess(m, m, Gaussian(np.zeros(2), np.eye(2) / 2)) == math.inf
+
+
+@pytest.mark.parametrize("name", ["oprf", "sderf", "saderf", "optimal_gaussian", "fit"])
+def test_arrays_and_moments_are_scaled_alike(name):
+    """Of queries and keys as they are; for those in kernel coordinates the scale is 1."""
+    q, k = np.random.default_rng(2).standard_normal((2, 50, 3)) * [1.0, 2.0, 3.0] + 1.0
+    of, inside = ([moments.estimate(size * x) for x in (q, k)] for size in (1.0, 3**-0.25))
+    want = getattr(adapt, name)(q, k)
+    excess = adapt.expected_log_excess(q, k, want)
+    for parts, scale in ((of, None), (of, 3**-0.5), (inside, 1.0)):
+        got = getattr(adapt, name)(*parts, scale=scale)
+        np.testing.assert_allclose(got.mean, want.mean, rtol=1e-12)
+        np.testing.assert_allclose(got.cov, want.cov, rtol=1e-12)
+        found = adapt.expected_log_excess(*parts, got, scale=scale)
+        np.testing.assert_allclose(found, excess, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["oprf", "sderf", "optimal_gaussian"])
@@ -228,7 +246,9 @@ def test_fit_is_the_composition_of_its_parts():
         of_q, of_k = (moments.estimate(0.5 * x[h]) for x in (q, k))
         a = adapt.gauge(of_q.cov, of_k.cov)
         best = adapt.optimal_gaussian(
-            moments.estimate(0.5 * q[h] @ a.T), moments.estimate(0.5 * k[h] @ np.linalg.inv(a))
+            moments.estimate(0.5 * q[h] @ a.T),
+            moments.estimate(0.5 * k[h] @ np.linalg.inv(a)),
+            scale=1.0,
         )
         np.testing.assert_allclose(found.gauge[h], a, rtol=1e-10)
         np.testing.assert_allclose(found.mean[h], best.mean, rtol=1e-10)
@@ -317,8 +337,8 @@ def test_hard_moments(of_q, of_k):
     out = refattn.random_feature_attention(q, k, k, num_features=7, proposal=found, rng=0)
     assert np.all(np.isfinite(out))
     parts = adapt._kernel_moments(q, k, None)
-    limit = adapt.expected_log_excess(*parts) * (1 + 1e-9) + 1e-9
-    assert adapt.expected_log_excess(*parts, found) <= limit
+    limit = adapt.expected_log_excess(*parts, scale=1.0) * (1 + 1e-9) + 1e-9
+    assert adapt.expected_log_excess(*parts, found, scale=1.0) <= limit
 
 
 # --- what it gains -----------------------------------------------------------------------------
@@ -551,7 +571,7 @@ def test_saderf_is_the_best_diagonal_gauge():
     for _ in range(20):
         assert spread(psi * np.exp(0.1 * rng.standard_normal(4))) > least
     turned = [moments.estimate(x) for x in (q * psi, k / psi)]
-    np.testing.assert_allclose(found.cov, adapt.oprf(*turned).cov, rtol=1e-12)
+    np.testing.assert_allclose(found.cov, adapt.oprf(*turned, scale=1.0).cov, rtol=1e-12)
     np.testing.assert_array_equal(found.mean, 0)
     apart = q + 3 * size, k - 1  # squares are about 0, not about the mean
     squares = [np.var(x, 0, ddof=1) + np.mean(x, 0) ** 2 for x in apart]

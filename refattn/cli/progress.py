@@ -100,10 +100,14 @@ class Work:
         self.total = total
         self._bar.update(self._task, total=total or None)
 
-    def estimated(self, seconds: float, words: str = "") -> None:
+    def estimated(self, seconds: float) -> None:
         """Announce the time that is left, if it is long."""
         if not self.announced and seconds > LONG:
-            self._say(f"estimated time: about {spell(seconds)}{words}")
+            self._say(f"estimated time: about {spell(seconds)}")
+        self.announced = True
+
+    def estimate_nothing(self) -> None:
+        """Announce no time: the parts that are done do not tell how long the others take."""
         self.announced = True
 
     def at_least(self, seconds: float) -> None:

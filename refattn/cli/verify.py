@@ -36,12 +36,9 @@ from .options import (
 from .progress import Work
 
 if TYPE_CHECKING:
-    from ..judge.rounding.problems import Problem
     from ..judge.verification.findings import Part
     from ..judge.verification.verdict import Verdict
     from .show.verdicts import Verified
-
-_ANALYSES = 2  # over all queries that a verdict takes, in times of their analysis
 
 _VERIFY = """Judge whether a correct kernel can have produced the numbers in a file.
 
@@ -247,23 +244,6 @@ def _answer_of_files(judged_files: list[Verified], after: bool, verbose: bool) -
     )
 
 
-def _foresee(
-    problem: Problem, dtype: str, profile: str | None, parts: int, everything: bool
-) -> float:
-    """Return about the time that right numbers take: few profiles are tried on all rows."""
-    from ..judge.rounding.profiles import profile_of
-    from ..judge.verification.choice import usual_profiles
-    from ..judge.verification.looks import choose_blocks, count_rows
-    from ..judge.verification.tolerances import block_seconds
-
-    if 0 in (*problem.lead, *problem.shape) or problem.derived is not None:
-        return 0.0
-    name = next(iter(usual_profiles(dtype))) if profile is None else profile
-    block = block_seconds(problem, dtype, profile_of(name))
-    share = count_rows(choose_blocks(problem, everything)) / count_rows(problem.items())
-    return parts * _ANALYSES * block * share * sum(1 for _ in problem.items())
-
-
 def _judge_file(path: Path, *, layout: str, **options: Any) -> Verified:
     """Judge what a file holds; if it fails and looks transposed, also in the other layout."""
     from ..judge.verification.door import try_other_layout
@@ -310,8 +290,7 @@ def _judge_layout(
         if tensors.lead and tensors.sequences is None:
             many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
         work.expect(len(list(problem.items())))
-        seconds = _foresee(problem, tensors.dtype, profile, len(parts), everything)
-        work.estimated(seconds, ", longer if the numbers are wrong")
+        work.estimate_nothing()  # how many profiles and causes are tried is not known
 
         def shown(part: Part) -> Part:
             def out(index: tuple[int, ...]) -> Any:

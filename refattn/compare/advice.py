@@ -372,9 +372,9 @@ def _study_head(
     quantiles = np.quantile(cdist(rows[0], -rows[1], "sqeuclidean"), list(QUANTILES.values()))
     proposals = {
         "N(0, I)": None,
-        "OPRF": adapt.oprf(of_q, of_k),
-        "SDERF": adapt.sderf(of_q, of_k),
-        "Gaussian": adapt.optimal_gaussian(of_q, of_k),
+        "OPRF": adapt.oprf(of_q, of_k, scale=1.0),
+        "SDERF": adapt.sderf(of_q, of_k, scale=1.0),
+        "Gaussian": adapt.optimal_gaussian(of_q, of_k, scale=1.0),
         "fit": fitted,
     }
     of_laws = {} if v is None else _study_laws(q, k, v, question, fitted)
@@ -385,7 +385,7 @@ def _study_head(
             **dict(zip(QUANTILES, quantiles, strict=True)),
         },
         "excess": {
-            name: adapt.expected_log_excess(of_q, of_k, proposal)
+            name: adapt.expected_log_excess(of_q, of_k, proposal, scale=1.0)
             for name, proposal in proposals.items()
         },
         **{

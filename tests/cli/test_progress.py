@@ -22,9 +22,18 @@ def test_long_work_is_announced_once(capsys):
         work.estimated(100.0)
     assert capsys.readouterr() == ("", "")
     with progress.Work("Working") as work:
-        work.estimated(7000.0, " or more")
+        work.estimated(7000.0)
         work.estimated(8000.0)
-    assert capsys.readouterr() == ("", "estimated time: about 1.2e+02 min or more\n")
+    assert capsys.readouterr() == ("", "estimated time: about 1.2e+02 min\n")
+
+
+def test_no_time_is_estimated_where_parts_do_not_tell_it(capsys, monkeypatch):
+    clock = iter(range(0, 10_000, 20))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    with progress.Work("Working") as work:
+        work.estimate_nothing()
+        assert list(work.track(range(5))) == list(range(5))
+    assert capsys.readouterr().err == ""
 
 
 def test_the_rest_is_estimated_from_what_is_done(capsys, monkeypatch):
@@ -57,7 +66,7 @@ def test_work_is_told_of_though_no_part_ends(capsys, monkeypatch):
 
 
 @pytest.mark.long("tolerance")
-@pytest.mark.parametrize("name", ["compare", "measure", "verify", "tolerance"])
+@pytest.mark.parametrize("name", ["compare", "measure", "tolerance"])
 def test_commands_announce_their_time(here, monkeypatch, name):
     monkeypatch.setattr(progress, "LONG", -1.0)
     result = run(*LINES[name].split())

@@ -37,14 +37,14 @@ def test_moments_are_those_of_direct_evaluation(arrays, scale, shrink):
         np.testing.assert_allclose(found.table[f"quantile_{percent}"], expected, rtol=1e-12)
     proposals = {
         "N(0, I)": None,
-        "OPRF": adapt.oprf(**of),
-        "SDERF": adapt.sderf(**of),
-        "Gaussian": adapt.optimal_gaussian(**of),
+        "OPRF": adapt.oprf(**of, scale=1.0),
+        "SDERF": adapt.sderf(**of, scale=1.0),
+        "Gaussian": adapt.optimal_gaussian(**of, scale=1.0),
         "fit": adapt.fit(**of, scale=1.0),
     }
     assert list(found.excess) == list(proposals)
     for name, proposal in proposals.items():
-        expected = adapt.expected_log_excess(of["q"], of["k"], proposal)
+        expected = adapt.expected_log_excess(of["q"], of["k"], proposal, scale=1.0)
         np.testing.assert_allclose(found.excess[name], expected, rtol=1e-9)
 
 

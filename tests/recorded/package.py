@@ -157,9 +157,10 @@ def rest():
     yield "moments", [a, b, moments.merge(a, a), moments.shrink(a), moments.shrinkage_intensity(a)]
     yield "summary", [moments.summary(a), moments.mean_only(a), moments.mean_plus_trace(b)]
     for name in ("oprf", "sderf", "saderf", "optimal_gaussian"):
-        fitted = getattr(adapt, name)(head_of(a), head_of(b))
+        scale = None if name == "saderf" else 1.0
+        fitted = getattr(adapt, name)(head_of(a), head_of(b), scale=scale)
         yield name, fitted
-        yield f"{name} excess", adapt.expected_log_excess(head_of(a), head_of(b), fitted)
+        yield f"{name} excess", adapt.expected_log_excess(head_of(a), head_of(b), fitted, scale=1.0)
     yield "fit", adapt.fit(q, k, scale=0.75)
     yield "gauge", adapt.gauge(a.cov, b.cov)
     yield "assess", adapt.assess(q, k, v, num_features=16, rng=0)

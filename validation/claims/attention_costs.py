@@ -59,12 +59,12 @@ def textbook_randomized(
     return np.concatenate(out)
 
 
-def forms(rng: np.random.Generator, n: int, c: int, dense: bool) -> dict[str, Callable[[], Any]]:
+def forms(rng: np.random.Generator, n: int, c: int, dense: bool) -> dict[str, Callable[..., Any]]:
     """Calls on n queries and keys: the linear forms, or all that are compared with softmax."""
     q, k, v = rng.standard_normal((3, n, D)) / D**0.25
     lara = partial(linear_randomized_attention, q, k, v, num_proposals=c, rng=rng, scale=1.0)
     omega = rng.standard_normal((c, D))
-    calls: dict[str, Callable[[], Any]] = {
+    calls: dict[str, Callable[..., Any]] = {
         RFA: partial(estimators.random_feature_attention, q, k, v, omega=omega, scale=1.0),
         BALANCE: partial(lara, weighting="balance"),
         QUERY: partial(lara, weighting="query"),
@@ -133,7 +133,7 @@ def judge(results: suite.Results) -> suite.Findings:
     ours = ratio(dense, RA, SOFTMAX)
     over = {name: ratio(linear, name, RFA) for name in (BALANCE, QUERY)}
     share = {name: (last[name] - last[RFA]) / last[SOFTMAX] for name in (BALANCE, QUERY)}
-    evidence = {
+    evidence: suite.Evidence = {
         "RA quadratic": [
             suite.Timed(f"exponent of N, {name}, from 2", abs(slopes["N", name] - 2), HALF)
             for name in (RA, TEXTBOOK[RA])
@@ -176,7 +176,7 @@ def judge(results: suite.Results) -> suite.Findings:
     return suite.Findings(evidence, {"runs": list(results)}, remark)
 
 
-def around(name: str, ratio: float) -> list[suite.Timed]:
+def around(name: str, ratio: float) -> list[suite.Piece]:
     """Nearer to 2 than to 1 and to 4, in ratios."""
     return [
         suite.Timed(name, ratio, 2 * ROOT),

@@ -85,9 +85,10 @@ class Same(NamedTuple):
             return
         alone = {x: y for x, y in (("A", self.a), ("B", self.b)) if y is not None}
         yield f"{self.verdict}: {self._say_verdict()}"
-        change = f" when {self.added} are added" if self.added else ""
         where = f": {self.places}" if self.differing < self.compared else ""
-        yield f"  differ: {self.differing} of {self.compared} rows with equal inputs{change}{where}"
+        yield f"  differ: {self.differing} of {self.compared} rows with equal inputs{where}"
+        if self.added:
+            yield f"  only in one file, so not compared: {self.added}"
         if self.rows:
             yield f"  more than roundings explain: {len(self.rows)} of these rows"
         if self.worst is not None:

@@ -41,6 +41,7 @@ _DEFECTS = {
 _STRICTER = " (--strict allows sums in float32 only)"
 _NUMBER = re.compile(r"-?\d[\d.]*(e[-+]?\d+)?( ± \S+)?")
 _NEARLY_ALL = 0.99  # of the error
+_ABSURD = 2.0**53  # standard deviations: more than an error as large as the numbers, in float64
 _CAUSES, _REMARKS = 2, 3  # that are written without `verbose`
 _OF_SIZES = ("bound", "largest z", "mean square", "likelihood")
 _OF_ROW = ("where", "p")
@@ -300,9 +301,7 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
         ratio = "error / standard deviation"
         if verdict.of == "indices":
             ratio = "difference of scores / what rounding allows"
-        yield (
-            f"  {ratio}{of_out}: rms {verdict.z.rms:.3g}, largest {verdict.z.largest:.3g}{there}"
-        )
+        yield (f"  {ratio}{of_out}: {_write_rms(verdict.z)}, {_write_largest(verdict.z)}{there}")
     if failed:
         yield from _write_tests(verdict, verbose)
     # Remarks that repeat a cause, or what it implies, are left out.
@@ -330,9 +329,20 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
     yield f"  next: {_say_what_next(verdict, verbose)}"
 
 
+def _write_rms(z: Z) -> str:
+    """Write the root mean square of errors, or say that it says nothing."""
+    if not z.rms < _ABSURD:
+        return "numbers are far beyond those of attention, or not finite"
+    return f"rms {z.rms:.3g}"
+
+
+def _write_largest(z: Z) -> str:
+    return f"largest {z.largest:.3g}" if z.largest < _ABSURD else "the largest"
+
+
 def _write_short(verdict: Verdict) -> str:
     """Write a verdict on one of several parts in a line."""
-    rms = f"rms {verdict.z.rms:.3g}"
+    rms = _write_rms(verdict.z)
     if verdict.verdict != "FAIL":
         profile = f"profile {verdict.profile}, " if verdict.profile else ""
         sums = f"; sums in {verdict.dtype} may also pass" * verdict.narrow_sums

@@ -12,6 +12,7 @@ from refattn import packed, testing, verify
 from refattn.files.tensors import open_tensors
 from refattn.judge.mistakes.causes import reasons
 from refattn.judge.verification import door, judging
+from refattn.judge.verification.findings import Z
 from refattn.judge.verification.judging import judge_all
 from refattn.judge.verification.reading import pose_tensors, read_parts
 from tests.judge.rounding.rounded import Case, plain
@@ -243,3 +244,15 @@ def test_no_plot_of_lse():
     report = str(verify(**arrays))
     assert "unknown cause" in report
     assert "--plot" not in report
+
+
+def test_numbers_that_are_absurd_have_no_root_mean_square():
+    x = np.ones((2, 1))
+    found = verify(q=x, k=x, v=x, out=x)._replace(verdict="FAIL")
+    for z in (Z(3e45, 1e46, (0, 0)), Z(np.nan, np.inf, (0, 0))):
+        text = str(found._replace(z=z))
+        assert "numbers are far beyond those of attention, or not finite, the largest at" in text
+        assert "rms" not in text
+        parts = {"out": found._replace(z=z, of="out"), "dv": found._replace(z=z, of="dv")}
+        assert "dv: FAIL (numbers are far beyond" in str(found._replace(parts=parts))
+    assert "rms 3e+03" in str(found._replace(z=Z(3e3, 1e4, (0, 0))))

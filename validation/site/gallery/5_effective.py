@@ -9,13 +9,13 @@ better. Best is a Gaussian for queries and keys in fitted coordinates (`refattn.
 import numpy as np
 
 import refattn
-from refattn import adapt, diagnostics, moments, sampling
+from refattn import adapt, diagnostics, sampling
 from validation.plotting import panels
 from validation.site.drawing import label, ticks
 
 q, k, _ = (x[1, 2].astype(np.float64) for x in refattn.load_sample())
 fitted = adapt.fit(q, k)
-best = adapt.optimal_gaussian(*(moments.estimate(x * 32**-0.25) for x in (q, k)))
+best = adapt.optimal_gaussian(q, k)
 gauge = np.asarray(fitted.gauge)
 turned = q @ gauge.T, k @ np.linalg.inv(gauge)
 cases = {"standard": (None, (q, k), "o-"), "best Gaussian": (best, (q, k), "s--")}

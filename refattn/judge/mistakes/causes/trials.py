@@ -262,8 +262,16 @@ class Trials:
         lists.append(list_moved_tiles(problem, few, unit))
         lists.append(list_scoped(problem, list_alternatives(problem), few, unit))
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
-            lists.append(list_edited(problem, known_rows(problem)))
+            lists.append(filter(self.changes, list_edited(problem, known_rows(problem))))
         return lists
+
+    def changes(self, one: Alternative) -> bool:
+        """Tell whether an alternative changes the first wrong rows by more than roundings."""
+        moved = (
+            divide(differ(self.try_out(one), x), self.sample.unit * row_sizes(x))
+            for x in self.given_first
+        )
+        return any(np.sum(np.square(x)) > POWER for x in moved)
 
     def list_moved(self) -> Iterator[tuple[str, Callable[[Rows], Result]]]:
         """List results that are written to other places."""
