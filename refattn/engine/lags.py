@@ -238,10 +238,10 @@ def _sum_block(tile: _Tile, xp: Any, causal: bool = False) -> Sums:
     bounded = _are_bounded(tile, factors, weights)
     weights = times(weights, _of_pairs(factors.by_lag, n, m, xp))
     sums = split_ones(sum_of_products(weights, with_ones(tile.v, xp)), factors.base)
-    return sums if bounded.all() else _choose_rows(bounded, sums, _sum_logs(tile, False, xp), xp)
+    return sums if bounded.all() else _choose_sums(bounded, sums, _sum_logs(tile, False, xp), xp)
 
 
-def _choose_rows(some: Array, a: Sums, b: Sums, xp: Any) -> Sums:
+def _choose_sums(some: Array, a: Sums, b: Sums, xp: Any) -> Sums:
     """Take some queries from one and the others from another: each is as if it were alone."""
     return Sums(*(xp.where(some, x, y) for x, y in zip(a, b, strict=True)))
 
@@ -282,7 +282,7 @@ def _sum_logs(tile: _Tile, causal: bool, xp: Any) -> Sums:
     else:
         halves = (tile.part(slice(0, n), j) for j in (slice(0, m // 2), slice(m // 2, m)))
         parts = reduce(partial(combine, xp=xp), (_sum_block(x, xp) for x in halves))
-    return _choose_rows(lost, parts, sums, xp)
+    return _choose_sums(lost, parts, sums, xp)
 
 
 def _are_lost(width: int, log: Array, bias: Array, seen: Array) -> Array:
