@@ -11,6 +11,7 @@ first order in 1/S if their docstrings say so.
 
 from .at_means import proposal_means_law as proposal_means_law
 from .at_means import target_mean_law as target_mean_law
+from .attention import BoundedLaw as BoundedLaw
 from .attention import ExactLaw as ExactLaw
 from .attention import Law as Law
 from .attention import attention_law as attention_law
