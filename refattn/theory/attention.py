@@ -56,7 +56,7 @@ class ExactLaw(Law):
         return np.ones(self.ess.shape, dtype=bool)
 
 
-class BoundedLaw(Law):
+class VarianceBound(Law):
     """The bias, and an upper bound on the variance, for every number of samples."""
 
     @property
@@ -203,7 +203,7 @@ def randomized_attention_law(
     scale: float | None = None,
     mask: Any = None,
     causal: bool = False,
-) -> BoundedLaw:
+) -> VarianceBound:
     r"""Bias of randomized attention (RA), and a bound on its variance, for every S.
 
     .. math::
@@ -224,7 +224,7 @@ def randomized_attention_law(
 
     Returns
     -------
-    BoundedLaw
+    VarianceBound
         As in `attention_law`, but in time O(n m (d + d_v)) and without the memory for pairs of
         keys; ess is S, since all weights are equal. The variance itself is less: on
         `load_sample`, in sums over queries and columns, a quarter to a half of the bound.
@@ -244,7 +244,7 @@ def randomized_attention_law(
         share = np.exp(scores)[..., None, :]
         variance[index] = np.sum(share * values**2, axis=-1)
     variance = problem.ungroup(variance) / num_samples
-    law = BoundedLaw(
+    law = VarianceBound(
         np.zeros_like(variance), variance, np.full(variance.shape[:-1], float(num_samples))
     )
     return law.in_units(problem.unit)

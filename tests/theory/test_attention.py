@@ -233,7 +233,7 @@ def test_the_regime_is_everywhere_for_equal_weights_only():
     assert not theory.importance_sampling_law(q, k, v, num_features=1).in_regime.any()
     law = theory.randomized_attention_law(q, k, v, num_samples=1)
     assert law.in_regime.all()
-    assert isinstance(law, theory.BoundedLaw)  # the variance is not exact
+    assert isinstance(law, theory.VarianceBound)  # the variance is not exact
     assert not isinstance(law, theory.ExactLaw)
 
 
