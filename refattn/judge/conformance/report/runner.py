@@ -489,8 +489,8 @@ def _run_check(item: Check, trial: CheckRun, limit: float, patience: float) -> R
             outcome.append(error)
 
     thread = threading.Thread(target=work, daemon=True, name=f"check {item.name}")
-    thread.start()
     try:
+        thread.start()
         thread.join(min(limit, threading.TIMEOUT_MAX))
     except KeyboardInterrupt:
         trial.interrupted = True
