@@ -55,6 +55,7 @@ from ..arrays.library import (
     host_dtype,
     is_numpy_array,
     reverse,
+    traced_once,
     untraced,
     widest,
 )
@@ -68,7 +69,7 @@ from .positive import Positive
 from .scores import causal_mask
 from .signed import Signed, weights_at_base
 
-_LEAF_TOKENS = 128
+_LEAF_TOKENS, _TRACED_TOKENS = 128, 512  # of a leaf; JAX compiles each leaf by itself
 # Nanoseconds of a core: for a pair, for a pair and one feature or column, and for a number of two
 # transforms and one halving of its length. They choose between two ways to the same sums.
 _PAIR, _PRODUCT, _HALVING = 15.0, 0.12, 6.0
@@ -191,10 +192,10 @@ def _nothing(tile: _Tile, xp: Any) -> Sums:
 
 def _sum_earlier(tile: _Tile, xp: Any) -> Sums:
     """Sum over the keys up to each query's own, of as many queries as keys."""
-    n = tile.shape[0]
-    if n <= _LEAF_TOKENS:
+    n, leaf = tile.shape[0], _TRACED_TOKENS if traced_once(untraced(tile.v)) else _LEAF_TOKENS
+    if n <= leaf:
         return _sum_block(tile, xp, causal=True)
-    half = _LEAF_TOKENS << ((n - 1) // _LEAF_TOKENS).bit_length() - 1
+    half = leaf << ((n - 1) // leaf).bit_length() - 1
     return _sum_halves(tile, half, _sum_earlier, _sum_tile, xp)
 
 
@@ -230,13 +231,24 @@ def _sum_tile(tile: _Tile, xp: Any) -> Sums:
 @retraced
 def _sum_block(tile: _Tile, xp: Any, causal: bool = False) -> Sums:
     """Sum over pairs, evaluated one by one."""
+    if causal or not is_numpy_array(untraced(tile.v)):
+        return _sum_logs(tile, causal, xp)
+    (n, m), factors = tile.shape, _evaluate_factors(tile, xp.zeros_like(tile.bias[..., :1]), xp)
+    weights = multiply(factors.phi, xp.matrix_transpose(factors.psi))
+    bounded = _are_bounded(tile, factors, weights)
+    weights = times(weights, _of_pairs(factors.by_lag, n, m, xp))
+    sums = split_ones(sum_of_products(weights, with_ones(tile.v, xp)), factors.base)
+    return sums if bounded.all() else _choose_sums(bounded, sums, _sum_logs(tile, False, xp), xp)
+
+
+def _choose_sums(some: Array, a: Sums, b: Sums, xp: Any) -> Sums:
+    """Take some queries from one and the others from another: each is as if it were alone."""
+    return Sums(*(xp.where(some, x, y) for x, y in zip(a, b, strict=True)))
+
+
+def _sum_logs(tile: _Tile, causal: bool, xp: Any) -> Sums:
+    """Sum over pairs whose weights have a base of each query."""
     (q, k, v, bias, most), (n, m), width = tile, tile.shape, tile.k.log.shape[-1]
-    if not causal and is_numpy_array(untraced(v)):
-        factors = _evaluate_factors(tile, xp.zeros_like(bias[..., :1]), xp)
-        weights = multiply(factors.phi, xp.matrix_transpose(factors.psi))
-        if _are_bounded(tile, factors, weights):
-            weights = times(weights, _of_pairs(factors.by_lag, n, m, xp))
-            return split_ones(sum_of_products(weights, with_ones(v, xp)), factors.base)
     bias = _of_pairs(bias, n, m, xp)
     seen = xp.any(k.log != -math.inf, axis=-1)[..., None, :]
     if causal:
@@ -259,17 +271,22 @@ def _sum_block(tile: _Tile, xp: Any, causal: bool = False) -> Sums:
         log = log_of_all(q.log, y, xp)
     log = xp.where(xp.all(known, axis=-1)[..., None, :], log, math.nan)
     plain = [untraced(x) for x in (log, bias, seen)]
-    if is_numpy_array(plain[0]) and m > 1 and _is_lost(width, *plain):
-        if causal:
-            return _sum_halves(tile, m // 2, partial(_sum_block, causal=True), _sum_block, xp)
-        halves = (slice(0, m // 2), slice(m // 2, m))
-        left, right = (_sum_block(tile.part(slice(0, n), j), xp) for j in halves)
-        return combine(left, right, xp)
-    return sum_scores(log + bias, v, visible, most, xp)
+    sums = sum_scores(log + bias, v, visible, most, xp)
+    if not is_numpy_array(plain[0]) or m == 1:
+        return sums
+    lost = _are_lost(width, *plain)
+    if not lost.any():
+        return sums
+    if causal:
+        parts = _sum_halves(tile, m // 2, partial(_sum_block, causal=True), _sum_block, xp)
+    else:
+        halves = (tile.part(slice(0, n), j) for j in (slice(0, m // 2), slice(m // 2, m)))
+        parts = reduce(partial(combine, xp=xp), (_sum_block(x, xp) for x in halves))
+    return _choose_sums(lost, parts, sums, xp)
 
 
-def _is_lost(width: int, log: Array, bias: Array, seen: Array) -> bool:
-    """Say whether a kernel below the smallest number may count, since its bias is large: on NumPy.
+def _are_lost(width: int, log: Array, bias: Array, seen: Array) -> Array:
+    """Say where a kernel below the smallest number may count, since its bias is large: on NumPy.
 
     Beside fewer keys it is not as small, and alone it is 1.
     """
@@ -277,11 +294,9 @@ def _is_lost(width: int, log: Array, bias: Array, seen: Array) -> bool:
     small = float(np.log(limits.smallest_normal / limits.eps)) + 2 * math.log(width)
     least = np.fmax.reduce(np.where(seen, log, -math.inf), axis=-1, keepdims=True) + small
     lost = seen & (log < least)
-    if not lost.any():
-        return False
     most = np.max(np.where(seen & ~lost, log + bias, -math.inf), axis=-1, keepdims=True)
     counts = least + bias > most + math.log(limits.eps / log.shape[-1])
-    return bool(np.any(lost & counts))
+    return np.any(lost & counts, axis=-1, keepdims=True)
 
 
 class _Factors(NamedTuple):
@@ -310,13 +325,14 @@ def _evaluate_factors(tile: _Tile, slope: Array, xp: Any) -> _Factors:
     return _Factors(phi / small, psi, xp.exp(rest - finite(top, xp)), of_row + math.log(small))
 
 
-def _are_bounded(tile: _Tile, factors: _Factors, weights: Array) -> bool:
-    """Say whether no weight has lost digits below the smallest number, on NumPy."""
+def _are_bounded(tile: _Tile, factors: _Factors, weights: Array) -> Array:
+    """Say for which queries no weight has lost digits below the smallest number, on NumPy."""
     weights, by_lag, log = (untraced(x) for x in (weights, factors.by_lag, tile.k.log))
     least = np.sqrt(np.sqrt(np.finfo(by_lag.dtype).smallest_normal))
     if tile.k.values is not None:  # of which small products are no loss
-        weights = np.exp(np.min(log, axis=-2) - np.max(log, axis=-2))
-    return all(bool(np.min(x, initial=1) >= least) for x in (by_lag, weights))  # no nan is
+        weights = np.exp(np.min(log, axis=-2, keepdims=True) - np.max(log, axis=-2, keepdims=True))
+    of_rows = np.min(weights, axis=-1, keepdims=True) >= least  # not if there is a nan
+    return of_rows & (np.min(by_lag, axis=-1, keepdims=True) >= least)
 
 
 def _of_pairs(bias: Array, n: int, m: int, xp: Any) -> Array:

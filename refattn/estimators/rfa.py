@@ -149,7 +149,8 @@ def random_feature_attention(
     over the lags of the tile, less a straight line. float32 is transformed in float64. With NumPy,
     tiles that would lose more than 16 eps to r are evaluated pair by pair. Other libraries do not
     look at values: there digits are lost, up to all, where the bias of long sequences hides lags
-    or is steep, and not a straight line on either side of the query.
+    or is steep but no straight line on either side of the query, and where kernels and bias both
+    have exponents beyond the range of the dtype.
 
     Examples
     --------

@@ -13,6 +13,7 @@ from .at_means import proposal_means_law as proposal_means_law
 from .at_means import target_mean_law as target_mean_law
 from .attention import ExactLaw as ExactLaw
 from .attention import Law as Law
+from .attention import VarianceBound as VarianceBound
 from .attention import attention_law as attention_law
 from .attention import importance_sampling_law as importance_sampling_law
 from .attention import num_features_for as num_features_for

@@ -16,7 +16,8 @@ def transforms(monkeypatch):
     """Short tiles are transformed, too, if they are straight enough: the lengths of these."""
     made, convolve = [], lags._convolve
     monkeypatch.setattr(lags, "_HALVING", 0.0)
-    monkeypatch.setattr(lags, "_LEAF_TOKENS", 16)
+    for name in ("_LEAF_TOKENS", "_TRACED_TOKENS"):
+        monkeypatch.setattr(lags, name, 16)
     monkeypatch.setattr(
         lags, "_convolve", lambda x, y, *rest: made.append(x.shape[-1]) or convolve(x, y, *rest)
     )

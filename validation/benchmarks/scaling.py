@@ -17,6 +17,7 @@ from .timing import alternate, exponent, quartiles
 
 LENGTH, SAMPLES = "time against tokens", "time against samples"
 LINEAR = "linear attention, elu + 1"
+LAGS = "RFA with a bias by lag"  # in as much time as exact attention, up to long sequences
 
 Calls = Mapping[tuple[str, int], Callable[[], Any]]
 
@@ -39,7 +40,7 @@ def run(settings: Settings) -> Iterator[Record]:
         (name, n): partial(form, q[:n], k[:n], v[:n])
         for n in sizes.lengths
         for name, form in _forms(omega[: sizes.features]).items()
-        if name != EXACT or n <= sizes.exact_up_to
+        if name not in (EXACT, LAGS) or n <= sizes.exact_up_to
     }
     yield _record(LENGTH, size | {"S": sizes.features}, calls, sizes.fitted_from, settings)
 
@@ -69,8 +70,14 @@ def _forms(omega: np.ndarray) -> dict[str, Callable[..., Any]]:
         RFA: partial(refattn.random_feature_attention, omega=omega),
         LARA: partial(lara, omega=omega),
         LINEAR: refattn.linear_attention,
+        LAGS: partial(_with_lags, omega),
         EXACT: refattn.softmax_attention,
     }
+
+
+def _with_lags(omega: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    bias = -np.log1p(np.abs(np.arange(1 - len(q), len(q), dtype=q.dtype)))
+    return refattn.random_feature_attention(q, k, v, omega=omega, bias=bias)
 
 
 def _record(

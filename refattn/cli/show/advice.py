@@ -67,7 +67,8 @@ def _print_laws(advice: Advice, heads: Table, predicted: Table, page: Page) -> N
             "in brackets, the share of queries for which it is valid"
         )
     page.say(
-        f"\nnum_features_by_law: S that the formula gives for relative error {advice.target:g}"
+        f"\nnum_features_by_law: S that the formula gives for relative error {advice.target:g} "
+        "(ra: an upper bound)"
     )
     page.table(heads.part("num_features_by_law"))
     page.say(
