@@ -596,17 +596,17 @@ def test_the_worst_of_all_parts_is_what_is_said(first, second, monkeypatch):
         name: (name, x) for name, x in names.items()
     }
     rest = {name: parts[name] for name in ("dq", "dv")}
-    said = ("float32", "math", level, False, "ampere", True, False)
+    said = ("float32", "math", level, False, "ampere", True, False, ())
     assert asked == [(*parts["out"], *said), (rest, said)]
     del parts["out"]
     alone = judging.judge_all(parts, "float32", "math", 0.3)
     assert (alone.verdict, [*alone.parts]) == (second, ["dq", "dv"])
     whole = findings.Part(problem, numbers)
     one_part = judging.judge_all({"out": whole}, "float32", None, 0.3)
-    assert (one_part.verdict, one_part.parts, asked[-1][-5:]) == (
+    assert (one_part.verdict, one_part.parts, asked[-1][-6:]) == (
         first,
         {},
-        (0.3, False, None, True, False),
+        (0.3, False, None, True, False, ()),
     )
 
 
