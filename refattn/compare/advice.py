@@ -14,7 +14,7 @@ import numpy as np
 from .. import adapt, moments, theory
 from ..arrays import checks, qkv
 from ..arrays.heads import group_with_lead, grouped_lead
-from ..arrays.library import Floats
+from ..arrays.library import Floats, to_host
 from ..arrays.shown import held
 from ..arrays.tables import Column, Table, count, digits, write_head
 from ..arrays.words import with_known_keywords
@@ -218,7 +218,7 @@ def study(
     ----------
     q, k, scale, track
         As in `compare.measure`; `track` wraps the sequence of heads.
-    v : NumPy array, shape (..., m, d_v), dtype of `q`, optional
+    v : array, shape (..., m, d_v), dtype of `q`, optional
         Values, from which errors and the S for the target are predicted.
     sizes : sequence of int
         Numbers S of features or samples.
@@ -255,7 +255,7 @@ def study(
     sizes = checks.positive_integers("sizes", sizes)
     checks.flag("shrink", shrink)
     n, m, d = q.shape[-2], *k.shape[-2:]
-    q, k, *values = (x.astype(np.float64) for x in (q, k, v) if x is not None)
+    q, k, *values = (to_host(x) for x in (q, k, v) if x is not None)
     lead, heads = split_heads(q, k, values[0] if values else k)
     error_of_mean = np.full(lead, math.nan)
     if values:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ..arrays import checks, qkv
 from ..arrays.heads import grouped_lead
-from ..arrays.library import Floats
+from ..arrays.library import Floats, to_host
 from ..arrays.shown import held
 from ..arrays.tables import Column, Table, digits, two_digits, write_head
 from ..arrays.words import close, with_known_keywords
@@ -272,7 +272,7 @@ def pose(
     qkv.check(q, k, v, causal=causal)
     inputs = _without_exact(q, k, v, scale, causal, seed)
     checks.non_negative_integer("seed", seed)
-    wide = (x.astype(np.float64) for x in (q, k, v))
+    wide = (x.astype(np.float64) for x in (inputs.q, inputs.k, inputs.v))
     exact, size = exact_and_size(*wide, scale=inputs.scale, causal=causal)
     return inputs._replace(exact=exact, size=size)
 
@@ -375,8 +375,9 @@ def measure(
 
     Parameters
     ----------
-    q, k, v : NumPy arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
-        Queries, keys and values, all float32 or all float64.
+    q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
+        Queries, keys and values, all float32 or all float64. They are measured on the host, by
+        NumPy, whatever their library.
     estimators : iterable of str
         Names of estimators, see `names`.
     sizes : sequence of int
@@ -439,10 +440,8 @@ def measure(
         announce(_estimate_seconds(unposed, cases, draws, queries))
     inputs = pose(q, k, v, scale=scale, causal=causal, seed=seed)
     few = on_some(inputs, queries) if queries is not None and queries < q.shape[-2] else None
-    wide_k, wide_v = (x.astype(np.float64) for x in (k, v))
-    uniform = softmax_attention(
-        np.zeros_like(q, dtype=np.float64), wide_k, wide_v, scale=inputs.scale, causal=causal
-    )
+    wide, zero = (x.astype(np.float64) for x in (inputs.k, inputs.v)), np.zeros(inputs.q.shape)
+    uniform = softmax_attention(zero, *wide, scale=inputs.scale, causal=causal)
     mean_of_v = Row("mean of v", None, inputs.error(uniform)[None], None)
     rows = [inputs.row_of_exact(draws), mean_of_v]
     warm = set()
@@ -516,7 +515,8 @@ def _skipped(inputs: Inputs, record: Estimator, samples: int | None, reason: str
 def _without_exact(
     q: Floats, k: Floats, v: Floats, scale: float | None, causal: bool, seed: int
 ) -> Inputs:
-    """Check the scale, and leave exact attention out: for times."""
+    """Check the scale, bring arrays to NumPy, and leave exact attention out: for times."""
+    q, k, v = (to_host(x, None) for x in (q, k, v))
     none, scale = np.empty(0), qkv.scale_or_default(scale, q.shape[-1], positive=True)
     return Inputs(q, k, v, scale, causal, seed, none, none)
 

@@ -77,6 +77,14 @@ def test_numbers_depend_on_the_seed_and_on_nothing_else_that_is_selected(qkv):
     assert all(np.all(x != y) for x, y in ((draws, other), (draws[0], draws[1])))
 
 
+def test_arrays_of_other_libraries_are_measured_by_numpy(qkv, torch):
+    tensors = [torch.tensor(x) for x in qkv]
+    found, same = (compare.measure(*x, estimators=["rfa-iid"], sizes=[8]) for x in (qkv, tensors))
+    for row, other in zip(found.rows, same.rows, strict=True):
+        np.testing.assert_array_equal(row.errors, other.errors)
+    assert compare.study(*tensors[:2]).advised == compare.study(*qkv[:2]).advised
+
+
 def test_one_head_and_grouped_heads(qkv):
     q, k, v = qkv
     options = {"sizes": [2], "draws": 1}
