@@ -111,6 +111,7 @@ def test_what_is_not_installed(here, monkeypatch, capsys):
         assert capsys.readouterr().err == f"refattn: error: the command line {install}\n"
 
 
+@pytest.mark.long
 @pytest.mark.long("bad")
 @pytest.mark.parametrize("kind", ["good", "bad"])
 def test_a_process_without_warnings_in_ascii(kind):

@@ -59,6 +59,7 @@ def test_cases_tell_wrong_kernels(wrong, case):
         testing.assert_attention_close(out, q, k, v)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("verdict_alone")
 def test_options_and_pairs_go_to_verify():
     q, k, v = testing.draw_qkv(shape=(2, 40, 16))

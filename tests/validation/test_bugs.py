@@ -113,6 +113,7 @@ def test_what_was_read_is_marked():
     assert "Read, not executed: 1." in page
 
 
+@pytest.mark.long
 def test_the_check_must_fail_too():
     name = f"{__name__}:half"
     wrong = Candidate(name, "softmax", ("reference_values",), tags={"layout": "bhnd"})

@@ -124,6 +124,7 @@ def test_rows_are_matched_by_what_they_are_computed_of():
         )
 
 
+@pytest.mark.long
 def test_outputs_that_pass_alone_may_be_too_far_apart():
     """One row of each is off by as much, in opposite directions."""
     q, k, v = inputs()

@@ -39,6 +39,7 @@ def fused(seed, sums):
     return {x: np.asarray(y, np.float32) for x, y in found.items()}
 
 
+@pytest.mark.long("dq")
 @pytest.mark.parametrize("of", ARRAYS)
 def test_sums_in_bfloat16_fail_if_they_must_be_in_float32(of):
     """By default they pass as a kernel step by step; then the small print says that they would."""

@@ -270,6 +270,7 @@ def test_integers_in_queries_take_the_type_of_values():
     assert (found.verdict, found.profile, found.dtype) == ("PASS", "flash", "float16")
 
 
+@pytest.mark.long
 @pytest.mark.long("False")
 @pytest.mark.parametrize("cast", [False, True])
 def test_gradients_with_a_cache(cast):

@@ -389,6 +389,7 @@ def test_a_mask_that_hides_all_is_no_suspect():
     assert not any("inverted" in x.text for x in found.suspects)
 
 
+@pytest.mark.long
 def test_a_failure_that_nothing_explains_is_said_to_be_one():
     """Suspects that explain little are not named; the failed tests and the place are."""
     words = "\n  unknown cause: nothing that was tried explains most of the error\n"
@@ -437,6 +438,7 @@ def test_remarks():
     assert found.remarks == ["1 of 256 rows holds NaN or infinity, at head 1, row 5 (column 3)"]
 
 
+@pytest.mark.long
 def test_remarks_where_no_row_is_a_result():
     out = run(**H)
     found = judged(0 * out, **H)
@@ -778,6 +780,7 @@ def test_a_row_that_has_a_law_in_large_blocks_alone_is_no_error():
     assert verify(q=q, k=k, v=v, out=out, causal=True).verdict == "FAIL"
 
 
+@pytest.mark.long
 def test_a_cause_is_said_once_and_where_it_is():
     rng = np.random.default_rng(0)
     given = {x: BF16(rng.standard_normal((2, 64, 16))) for x in "qkv"}

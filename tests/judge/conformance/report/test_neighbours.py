@@ -26,6 +26,7 @@ def test_diagnosis(fn, words, like):
     assert json.loads(report.to_json())["diagnosis"] == report.diagnosis
 
 
+@pytest.mark.long
 def test_diagnosis_of_an_isolated_candidate():
     """Another process calls it; what the page says is the same."""
     pytest.importorskip("jinja2")

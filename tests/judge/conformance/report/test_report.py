@@ -232,6 +232,7 @@ def check(*words, **options):
 MOVING = "import os, refattn\nos.chdir('elsewhere')\nfn = refattn.softmax_attention\n"
 
 
+@pytest.mark.long
 def test_pages_from_the_command_line(tmp_path, monkeypatch):
     pytest.importorskip("jinja2")
     monkeypatch.chdir(tmp_path)

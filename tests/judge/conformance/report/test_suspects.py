@@ -155,6 +155,7 @@ def test_failures_that_thirteen_defects_share_are_no_pattern():
     assert not any(r.suspects for r in report.results)
 
 
+@pytest.mark.long
 def test_where_a_mistake_is_is_said():
     report = check(catalogued("softmax-backward-scale-twice-in-dk"), checks=["gradients"], rng=0)
     (result,) = report.results

@@ -173,7 +173,7 @@ def test_nothing_is_named_that_is_not_there(name):
     assert not [x.text for x in found.suspects if x.text.startswith("agrees if")]
 
 
-@pytest.mark.sweep(5)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "values",
     [
