@@ -60,7 +60,8 @@ def linear_attention(
         is given arrays with one more axis, (..., key heads, queries per key head or 1, n, d).
     bias : array, shape (..., n + m - 1), dtype of `q`, optional
         Bias by lag, as in `random_feature_attention`: exp(bias[n - 1 + j - i]) multiplies the
-        weight of query i and key j.
+        weight of query i and key j. A weight that is below the smallest number without its bias
+        is 0 with it.
     mask : array of bool, broadcasting to (..., n, m), optional
         True where the query attends to the key. A mask that is the same for all queries keeps
         the cost linear; any other costs O(n m F), and is an error with `bias`.

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import refattn
 from refattn import linear_attention, naive, random_feature_attention
 from refattn.engine import lags
 from tests.cases import agrees, assert_close, differentiable, prepared
@@ -45,7 +46,8 @@ def test_libraries_transform_or_do_not(transforms, backend, dtype):
     want = case.formula(*p.arrays, **options, **p.options)
     got = backend.call(case.fn, *p.arrays, **options, **p.options)
     assert_close(got, want, case.atol(p, options))
-    assert bool(transforms) == (backend.name not in ("array_api_strict", "dask"))
+    has_fft = hasattr(getattr(backend.xp, "fft", None), "rfft")
+    assert bool(transforms) == (has_fft and backend.name not in ("array_api_strict", "dask"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -112,6 +114,18 @@ def test_the_error_of_a_transform_is_relative_to_rows_up_to_the_range_of_the_bia
     spoilt = test_rows_have_digits_whatever_keys_and_biases_are
     with pytest.raises(AssertionError):
         spoilt(None, "large noise", 1.0, np.dtype(np.float64))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_bias_that_falls_ever_faster_has_no_line(transforms, monkeypatch, causal):
+    """Which would lie far above it: rows have digits where values are not looked at, too."""
+    monkeypatch.setattr(lags, "_is_straight", lambda *_: True)
+    rng, n = np.random.default_rng(4), 64
+    q, k, v, omega = draw(rng, n, 3), draw(rng, n, 3), draw(rng, n, 2), draw(rng, 2, 3)
+    given = {"omega": omega, "bias": -(np.arange(1.0 - n, n) ** 2), "causal": causal}
+    got, want = (x.random_feature_attention(q, k, v, **given) for x in (refattn, naive))
+    assert_close(got, want, 1e-12)
+    assert transforms
 
 
 def test_a_nan_reaches_rows_that_see_it_alone(transforms):

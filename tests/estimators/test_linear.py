@@ -40,3 +40,15 @@ def test_small_and_large_features_do_not_underflow_or_overflow(dtype):
     for size in (-60.0, -400.0 if dtype == np.float64 else -80.0, 1e30):
         x = np.full((3, 2), size, dtype)
         np.testing.assert_allclose(linear_attention(x, x, v), np.ones((3, 1)), rtol=1e-6)
+
+
+def test_infinities_of_negative_weights_change_their_sign(backend, dtype):
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((6, 2)).astype(dtype) for _ in range(3))
+    v[2] = np.inf, -np.inf
+    given = {"causal": True, "mask": np.ones((1, 6), bool)}
+    got = backend.call(partial(linear_attention, feature_map=lambda x: x), q, k, v, **given)
+    weights = np.tril(q @ k.T)
+    sides = np.sign(weights[:, 2] / np.sum(weights, axis=-1))[2:, None]
+    np.testing.assert_array_equal(got[2:], sides * v[2])
+    assert np.all(np.isfinite(got[:2]))

@@ -15,12 +15,11 @@ import numpy as np
 
 from ...arrays import checks
 from ..rounding.formats import FORMATS
-from ..rounding.norms import NORMALISED, Norm, divide_rows, list_norms
+from ..rounding.norms import NORMALISED, NORMALISED_TYPES, Norm, divide_rows, list_norms
 from ..rounding.problems import Problem
 from ..verification.findings import Part
 
 _SAME_NORM = 1 / 16  # of a unit roundoff, by which two norms may differ and are one
-_NORMALISED_TYPES = ("bfloat16", "float16")
 
 
 def check_norms(
@@ -39,9 +38,8 @@ def check_norms(
             raise ValueError(f"`{name}` must not be given with `normalise`: it is not judged then.")
     if kind != "scores":
         raise ValueError(f"`normalise` must be left out: it is for softmax attention, got {kind}.")
-    # In float32 the roundings of the norm itself would have to be in the law.
-    if storage not in _NORMALISED_TYPES:
-        kinds = " or ".join(_NORMALISED_TYPES)
+    if storage not in NORMALISED_TYPES:
+        kinds = " or ".join(NORMALISED_TYPES)
         raise ValueError(f"`normalise` must come with a kernel in {kinds}, got {storage}.")
 
 

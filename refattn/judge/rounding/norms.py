@@ -12,6 +12,8 @@ from ...arrays.library import Doubles
 from .problems import Index, Problem
 
 NORMALISED = ("qk", "q", "k")
+# In float32 the roundings of the norm itself would have to be in the law.
+NORMALISED_TYPES = ("bfloat16", "float16")
 _USUAL_CLAMP, _USUAL_ADDED = 1e-12, (1e-6, 1e-5)  # epsilons
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ....arrays.library import Doubles
 from ...rounding.formats import FORMATS, Format
-from ...rounding.norms import NORMALISED, divide_rows, list_norms
+from ...rounding.norms import NORMALISED, NORMALISED_TYPES, divide_rows, list_norms
 from ...rounding.problems import Index, Problem
 from .heads import list_other_heads
 from .sampled import Alternative
@@ -111,7 +111,8 @@ def list_normalised(problem: Problem) -> Iterator[Alternative]:
     for names, (called, form) in product(NORMALISED, _FORMS_OF_NORM.items()):
         divided = divide_rows(problem, names, forms[form])
         what = " and ".join(_CALLED[x] for x in names)
-        words = f"{what} are divided by their {called}{{}} (--normalise {names})"
+        option = f" (--normalise {names})" * (problem.storage in NORMALISED_TYPES)
+        words = f"{what} are divided by their {called}{{}}{option}"
         rounded = divided
         for x in names:
             rounded = rounded.replaced(x, partial(_round, to))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ from ..text import Edit
 from .sampled import Alternative, Result, Rows
 
 USERS_PAIRS, OWN_PAIRS = 2**24, 2**16  # of queries and keys, at most, of which a text is run
+_LOG = logging.getLogger(__name__)
 _KEPT_HEADS = 16  # of which what a text gives is kept
 _USUAL = {"window": (None, None), "softcap": None, "causal": False}  # options not passed
 _KEPT = "lse"  # in the state of an implementation
@@ -36,7 +38,7 @@ def list_edited(
 ) -> Iterator[Alternative]:
     """List kernels that compute by an edited text, if that is one of so many pairs at most."""
     for row in rows:
-        heads = EditedHeads(problem, row.fn)
+        heads = EditedHeads(problem, row.fn, said=most == USERS_PAIRS)
         if row.estimator == problem.called and row.fn.over != "backward" and heads.pairs <= most:
             yield Alternative(as_clause(row.effect), problem, answer=heads.attend)
 
@@ -64,7 +66,9 @@ class EditedHeads:
         problem: Problem,
         fn: Edited,
         d_out: Callable[[Index], Doubles] | None = None,
+        said: bool = False,
     ) -> None:
+        self.said = said  # whether it is to be said if the text fails: it is a user's
         self.problem, self.fn, self.d_out = problem, fn.joined(BY_PRODUCTS).joined(_KEEPS), d_out
         self.whole = fn.changes_calls or (d_out is not None and problem.key_heads is not None)
         self.of_head = lru_cache(maxsize=_KEPT_HEADS)(self._run)
@@ -113,6 +117,9 @@ class EditedHeads:
             found = found if isinstance(found, tuple) else (found,)
             found = tuple(np.asarray(x, np.float64) for x in found)
         except Exception as error:
+            if self.said:
+                _LOG.warning("the mistake %s could not be tried: %r", self.fn.block, error)
+                self.said = False
             raise ValueError(f"{self.fn.block} fails: {error!r}") from error
         if [x.shape for x in found] != shapes:
             raise ValueError(f"{self.fn.block} gives other shapes than {shapes}.")

@@ -169,7 +169,9 @@ def list_edited_backward(
     """List backward passes that compute by an edited text, if that is one of few pairs."""
     forward = gradient.forward
     for row in rows:
-        heads = EditedHeads(forward, row.fn, lambda x: gradient.derivatives(x)[0])
+        heads = EditedHeads(
+            forward, row.fn, lambda x: gradient.derivatives(x)[0], said=most == USERS_PAIRS
+        )
         if row.fn.over == "backward" and row.estimator == forward.called and heads.pairs <= most:
             one = Candidate(as_clause(row.effect), answer=heads.pull)
             try:  # it may not take the options, or fail in any way

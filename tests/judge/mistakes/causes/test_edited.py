@@ -81,6 +81,12 @@ def test_a_row_is_not_found_in_other_numbers(rows):
 
 
 @pytest.mark.sweep(2)
+def test_a_row_that_cannot_run_is_said(rows, caplog):
+    first(fused(scores(Q, K) - HALVED, V)[0], mistakes=rows)
+    (said,) = (x.getMessage() for x in caplog.records)
+    assert said.startswith("the mistake fails could not be tried: NameError(")
+
+
 def test_a_row_of_calls_is_run_with_all_heads(rows):
     """Query heads 0 to 3 share two key heads, in two batch members."""
     q, k, v = (np.stack(x) for x in zip(*(draw(i, heads=4, n=12)[:3] for i in (1, 2)), strict=True))
