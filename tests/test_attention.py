@@ -1,6 +1,6 @@
 """attend, merge and softmax_attention: identities, what is infinite, and every library."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -157,3 +157,11 @@ def test_parts_merge_on_every_library(backend, dtype):
     want = attend(q, k, v, mask=mask, bias=bias, scale=0.5)
     np.testing.assert_allclose(got.out, want.out, rtol=0, atol=2 * tolerance(q, k))
     np.testing.assert_allclose(got.lse, want.lse, rtol=0, atol=2 * tolerance(q, k))
+
+
+def test_log_normalisers_have_heads_of_values():
+    v = np.ones((2, 6, 4))
+    for lead, size in product([(), (1,)], [1.0, 30.0]):  # with and without a maximum
+        found = attend(np.full((*lead, 5, 3), size), np.full((*lead, 6, 3), size), v)
+        assert (found.out.shape, found.lse.shape) == ((2, 5, 4), (2, 5))
+        np.testing.assert_allclose(found.lse, 3 * size**2 + np.log(6))
