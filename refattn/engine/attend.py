@@ -15,7 +15,6 @@ from ..arrays.arithmetic import (
     Tree,
     Workspace,
     add,
-    add_weighted,
     clip,
     exp,
     exp_less,
@@ -389,7 +388,7 @@ def combine(a: Sums, b: Sums, xp: Any) -> Sums:
     if a.base is b.base:  # both are `_zero`: nothing to rescale
         return Sums(add(a.total, b.total), a.mass + b.mass, a.base)
     base, scale_a, scale_b = common_base(a.base, b.base, xp)
-    mass = add_weighted(a.mass, scale_a, b.mass, scale_b, xp)
+    mass = _weighted_mass(a.mass, scale_a, b.mass, scale_b, xp)
     return Sums(_weighted_total(a.total, scale_a, b.total, scale_b, xp), mass, base)
 
 
@@ -399,6 +398,11 @@ def common_base(a: Array, b: Array, xp: Any) -> tuple[Array, Array, Array]:
     base = xp.maximum(a, b)
     number = finite(base, xp)
     return base, xp.exp(a - number), xp.exp(b - number)
+
+
+@fused
+def _weighted_mass(a: Array, weight_a: Array, b: Array, weight_b: Array, xp: Any) -> Array:
+    return a * weight_a + b * weight_b
 
 
 @fused
