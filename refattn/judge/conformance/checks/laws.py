@@ -210,8 +210,7 @@ def frequency_pairs(t: CheckRun) -> None:
     def one(seed: int) -> Floats:
         return match_pair(estimate_kernels(t, np.zeros(d), together, 2, seed) * square, d, c)
 
-    share = {"antithetic": 0.05, "orthogonal": 0.25, "iid": 1.0}[coupling]
-    pairs = draw_results(t, one, share)
+    pairs = draw_results(t, one, share=0.05 if coupling != "iid" else 1.0)
     if not np.all(np.isfinite(pairs)):
         raise Failure("two frequencies that explain the results at S = 2", "none for some seeds")
     # Two numbers that are nearly equal are recovered to the root of the precision only.

@@ -85,7 +85,7 @@ def own_norms(rng, samples, d):
 def test_one_norm_of_a_block_is_no_coupling(coupling):
     """It has the marginals of both, and passes neither for the other."""
     t = with_norms(one_norm)(coupling)
-    t.size = {"iid": 60, "orthogonal": 240}[coupling]
+    t.size = {"iid": 60, "orthogonal": 1200}[coupling]  # of which one in 20 is drawn
     laws.frequency_pairs(t)
     assert t.p["lengths"] < 1e-9
     assert t.effects["lengths"] == "|omega_1| = |omega_2| for every seed"
@@ -93,7 +93,7 @@ def test_one_norm_of_a_block_is_no_coupling(coupling):
 
 def test_lengths_and_angles_of_the_right_coupling_and_of_another():
     right, wrong = (with_norms(own_norms)(x) for x in ("orthogonal", "iid"))
-    right.size = 240
+    right.size = 1200
     for t in (right, wrong):
         laws.frequency_pairs(t)
     assert min(right.p.values()) > 1e-4 < wrong.p["lengths"]
