@@ -110,7 +110,8 @@ def _compare_files(
     from ..judge.runs.comparing import KernelRun, compare_runs
     from ..judge.verification.door import check_alpha
     from ..judge.verification.empty_rows import settle
-    from ..judge.verification.reading import list_gates, name_tried, pose_tensors, read_parts
+    from ..judge.verification.inputs import name_profiles
+    from ..judge.verification.reading import list_gates, pose_tensors, read_parts
 
     bitwise = options.pop("bitwise")
     asked = options.pop("everything"), options.pop("hardware"), not options.pop("no_cause")
@@ -122,7 +123,8 @@ def _compare_files(
         problem = pose_tensors(x, **options)
         parts = settle({"out": read_parts(x, problem)["out"]}, empty_rows)
         opened.append((x, problem))
-        names = name_tried(x, problem, profile, parts)
+        kinds = profile, problem.kind, x.dtypes, x.dtype
+        names = name_profiles(*kinds, bool(x.scales), parts)
         runs.append(KernelRun(parts["out"], x.dtype, names))
     with Work("Comparing"):
         found = compare_runs((runs[0], runs[1]), check_alpha(alpha), bitwise, asked)

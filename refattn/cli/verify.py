@@ -272,8 +272,9 @@ def _judge_layout(
     from ..judge.kinds.normalised import check_norms, judge_norms
     from ..judge.verification.door import check_alpha, check_sums
     from ..judge.verification.empty_rows import settle
+    from ..judge.verification.inputs import name_profiles
     from ..judge.verification.judging import judge_all
-    from ..judge.verification.reading import list_gates, name_tried, pose_tensors, read_parts
+    from ..judge.verification.reading import list_gates, pose_tensors, read_parts
     from ..judge.verification.verdict import Interrupted
     from .show.verdicts import Verified
 
@@ -300,7 +301,9 @@ def _judge_layout(
             return part._replace(numbers=part.numbers._replace(out=out))
 
         judged = settle({name: shown(part) for name, part in parts.items()}, empty_rows)
-        names = name_tried(tensors, problem, profile, parts, norms[0] is not None)
+        scaled = bool(tensors.scales) or norms[0] is not None
+        types = tensors.dtypes, tensors.dtype
+        names = name_profiles(profile, problem.kind, *types, scaled, parts)
         asked = (tensors.dtype, names, alpha, everything, hardware, not no_cause, strict, mistakes)
         try:
             verdict = judge_norms(judged, norms, lambda x: judge_all(x, *asked))

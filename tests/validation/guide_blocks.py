@@ -51,7 +51,7 @@ def blocks(text):
         yield Block(language, words, inside)
 
 
-# How long it takes depends on the machine, and is said beside the results.
+# Lines on progress, which differ from machine to machine.
 BESIDE = r"^(?:estimated time: .*|check \d+ of \d+: .*|\w+: (?:\d+ of \d+|not yet done) after .*)\n"
 
 

@@ -94,7 +94,7 @@ _compiled = cache(code)
 
 @cache
 def names_read(source: str) -> frozenset[str]:
-    """Return the names that a statement reads, but those of its own."""
+    """Return the names that a statement reads, without those that it assigns."""
     names = [x for x in ast.walk(ast.parse(source)) if isinstance(x, ast.Name)]
     return frozenset(x.id for x in names) - {x.id for x in names if isinstance(x.ctx, ast.Store)}
 

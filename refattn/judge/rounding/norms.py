@@ -18,7 +18,7 @@ _USUAL_CLAMP, _USUAL_ADDED = 1e-12, (1e-6, 1e-5)  # epsilons
 
 
 class Norm(NamedTuple):
-    """What rows are divided by, in words and of rows (..., n, d)."""
+    """A norm in words, and as a function of rows (..., n, d)."""
 
     words: str
     of: Callable[[Doubles], Doubles]

@@ -161,9 +161,8 @@ def same(
         types = {"out": inputs.types.get("out", stored)}
         declared = "out" in inputs.types
         parts = gather_parts(problem, {"out": got.__getitem__}, types, {}, declared)
-        names: ProfileChoice = profile
-        if profile is None:
-            names = name_profiles(inputs.types, inputs.storage, False, parts)
+        asked = profile, problem.kind, inputs.types, inputs.storage
+        names = name_profiles(*asked, False, parts)
         runs.append(KernelRun(settle(parts, empty_rows)["out"], inputs.storage, names))
     return compare_runs((runs[0], runs[1]), check_alpha(alpha), bitwise, (False, hardware, explain))
 

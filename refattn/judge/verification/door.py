@@ -22,7 +22,7 @@ from ..rounding.formats import check_all_hold, dtype_of, widen
 from ..rounding.layers import pose_recurrence
 from ..rounding.problems import Problem, check_holds, pose_arrays
 from ..rounding.profiles import Profile, check_hardware, profile_of
-from .choice import ProfileChoice, has_wide_sums
+from .choice import has_wide_sums
 from .empty_rows import EMPTY_ROWS, settle
 from .findings import UNUSED_D_OUT
 from .inputs import name_profiles, narrowest, read_inputs, type_of_states, unlimited
@@ -337,10 +337,8 @@ def verify(
         of_parts = {"part_out": part_out, "part_lse": part_lse, "part_keys": part_keys}
         if part_out is not None and "out" in parts:
             parts |= pose_parts(parts["out"], of_parts)
-    names: ProfileChoice = profile
-    if profile is None and kind not in ("recurrent", "text"):
-        scaled = any(x is not None for x in scales.values()) or normalise is not None
-        names = name_profiles(inputs.types, storage, scaled, parts)
+    scaled = any(x is not None for x in (*scales.values(), normalise))
+    names = name_profiles(profile, kind, inputs.types, storage, scaled, parts)
     asked = (storage, names, alpha, everything, hardware, explain, accumulate is not None, rows)
     settled = settle(parts, empty_rows)
     verdict = judge_norms(settled, (normalise, norm_eps), lambda x: judge_all(x, *asked))

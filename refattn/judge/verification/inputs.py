@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from ...arrays.stored import (
 )
 from ..rounding.formats import FORMATS, STORED, check_all_hold, dtype_of, widen
 from ..rounding.profiles import PROFILES
-from .choice import backward_profiles, is_narrow, usual_profiles
+from .choice import ProfileChoice, backward_profiles, is_narrow, usual_profiles
 from .findings import Part
 
 _CAST = "-cast"
@@ -99,13 +99,20 @@ def assume_narrow(own: Mapping[str, str], arrays: Mapping[str, Doubles]) -> dict
 
 
 def name_profiles(
-    types: Mapping[str, str], storage: str, scaled: bool, parts: Mapping[str, Part]
-) -> Sequence[str] | None:
-    """Name the profiles to try if keys or values have more digits than weights are rounded to.
+    profile: ProfileChoice,
+    kind: str,
+    types: Mapping[str, str],
+    storage: str,
+    scaled: bool,
+    parts: Mapping[str, Part],
+) -> ProfileChoice:
+    """Return the profile that was asked for, or name those to try; None are the usual ones.
 
-    Kernels multiply them as they are, or round them to the storage type first. A wide result is not
-    rounded to the storage type.
+    If keys or values have more digits than weights are rounded to, kernels multiply them as they
+    are, or round them to the storage type first. A wide result is not rounded to the storage type.
     """
+    if profile is not None or kind in ("recurrent", "text"):
+        return profile
     digits = STORED[storage].digits
     wider = scaled or any(STORED[types[name]].digits > digits for name in "kv")
     if not wider or not is_narrow(storage):

@@ -40,7 +40,7 @@ from ..rounding.problems import (
 from ..rounding.profiles import profile_of
 from .choice import is_narrow
 from .findings import Numbers, Part
-from .inputs import name_profiles, type_of_states, unlimited, widest
+from .inputs import type_of_states, unlimited, widest
 
 _BACKWARD = ("dq", "dk", "dv")
 DERIVED = ("float32", "float16", "bfloat16")  # types of inputs whose laws are derived
@@ -301,19 +301,6 @@ def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
         given = tensors.read_whole(PART_ARRAYS)
         parts |= pose_parts(parts["out"], given)
     return parts
-
-
-def name_tried(
-    tensors: Tensors,
-    problem: Problem,
-    profile: str | None,
-    parts: Mapping[str, Part],
-    normalised: bool = False,
-) -> Any:
-    """Return the profile that was asked for, or name those that the dtypes of a file need."""
-    if profile is not None or problem.kind in ("recurrent", "text"):
-        return profile
-    return name_profiles(tensors.dtypes, tensors.dtype, bool(tensors.scales) or normalised, parts)
 
 
 def gather_parts(

@@ -301,7 +301,7 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
         ratio = "error / standard deviation"
         if verdict.of == "indices":
             ratio = "difference of scores / what rounding allows"
-        yield (f"  {ratio}{of_out}: {_write_rms(verdict.z)}, {_write_largest(verdict.z)}{there}")
+        yield f"  {ratio}{of_out}: {_write_rms(verdict.z)}, {_write_largest(verdict.z)}{there}"
     if failed:
         yield from _write_tests(verdict, verbose)
     # Remarks that repeat a cause, or what it implies, are left out.

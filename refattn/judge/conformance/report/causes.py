@@ -27,7 +27,7 @@ from ..truth.allowed import of_function, pulled, reference
 _ASKED_SIZES = (43, 75, 8)  # queries and keys, of no common tile, and coordinates
 _ASKED_SAMPLES, _ASKED_LEAD, _KEY_HEADS_ASKED = 16, (1, 4), 2
 _SEEN_BY_MASK = 0.7  # of the keys, by a mask
-_WAYS = 2  # sets of options with which a call failed: so many are asked about
+_WAYS = 2  # most sets of options, of calls that failed, for which a cause is searched
 _ALL_OF_ERROR = 0.999  # of the error, that a fitted size explains
 
 

@@ -45,9 +45,9 @@ def describe_call(trial: CheckRun) -> str:
 
 
 def name_layout(trial: CheckRun) -> str:
-    """Name the layouts in which a call works that raises an exception: those that are right, first.
+    """Try all other layouts where a call raises an exception, and name those that work.
 
-    Each is tried.
+    If any of them gives the right result, only these are named.
     """
     adapter, case = trial.adapter, trial.case
     if case is None or len(adapter.record.arrays) != 3:

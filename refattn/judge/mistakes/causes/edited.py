@@ -18,7 +18,7 @@ from ..defects.edits import BY_PRODUCTS, Edited
 from ..text import Edit
 from .sampled import Alternative, Result, Rows
 
-USERS_PAIRS, OWN_PAIRS = 2**24, 2**16  # of queries and keys, at most, of which a text is run
+_USERS_PAIRS, _OWN_PAIRS = 2**24, 2**16  # of queries and keys, at most, of which a text is run
 _LOG = logging.getLogger(__name__)
 _KEPT_HEADS = 16  # of which what a text gives is kept
 _USUAL = {"window": (None, None), "softcap": None, "causal": False}  # options not passed
@@ -34,12 +34,12 @@ _KEEPS = (
 
 
 def list_edited(
-    problem: Problem, rows: Iterable[Mutant], most: int = OWN_PAIRS
+    problem: Problem, rows: Iterable[Mutant], of_user: bool = False
 ) -> Iterator[Alternative]:
-    """List kernels that compute by an edited text, if that is one of so many pairs at most."""
+    """List kernels that compute by an edited text, if heads are small enough."""
     for row in rows:
-        heads = EditedHeads(problem, row.fn, said=most == USERS_PAIRS)
-        if row.estimator == problem.called and row.fn.over != "backward" and heads.pairs <= most:
+        heads = EditedHeads(problem, row.fn, of_user=of_user)
+        if row.estimator == problem.called and row.fn.over != "backward" and heads.are_small:
             yield Alternative(as_clause(row.effect), problem, answer=heads.attend)
 
 
@@ -66,19 +66,20 @@ class EditedHeads:
         problem: Problem,
         fn: Edited,
         d_out: Callable[[Index], Doubles] | None = None,
-        said: bool = False,
+        of_user: bool = False,
     ) -> None:
-        self.said = said  # whether it is to be said if the text fails: it is a user's
+        self.of_user, self.said = of_user, False  # whether a failure is to be said, and was
         self.problem, self.fn, self.d_out = problem, fn.joined(BY_PRODUCTS).joined(_KEEPS), d_out
         self.whole = fn.changes_calls or (d_out is not None and problem.key_heads is not None)
         self.of_head = lru_cache(maxsize=_KEPT_HEADS)(self._run)
         self.of_all = lru_cache(maxsize=1)(partial(self._run, None))
 
     @property
-    def pairs(self) -> int:
-        """Pairs of queries and keys that are computed at once."""
+    def are_small(self) -> bool:
+        """Whether so few pairs of queries and keys are computed at once that the text is run."""
         n, m, _ = self.problem.shape
-        return n * m * (math.prod(self.problem.lead) if self.whole else 1)
+        pairs = n * m * (math.prod(self.problem.lead) if self.whole else 1)
+        return pairs <= (_USERS_PAIRS if self.of_user else _OWN_PAIRS)
 
     def attend(self, rows: Rows) -> Result:
         """Compute some rows of a head; log normalisers are right if the text has none."""
@@ -117,9 +118,9 @@ class EditedHeads:
             found = found if isinstance(found, tuple) else (found,)
             found = tuple(np.asarray(x, np.float64) for x in found)
         except Exception as error:
-            if self.said:
+            if self.of_user and not self.said:
                 _LOG.warning("the mistake %s could not be tried: %r", self.fn.block, error)
-                self.said = False
+                self.said = True
             raise ValueError(f"{self.fn.block} fails: {error!r}") from error
         if [x.shape for x in found] != shapes:
             raise ValueError(f"{self.fn.block} gives other shapes than {shapes}.")

@@ -27,7 +27,7 @@ from .backward import (
     list_candidates,
     read_moved,
 )
-from .edited import OWN_PAIRS, USERS_PAIRS, EditedHeads, as_clause, known_rows
+from .edited import EditedHeads, as_clause, known_rows
 from .places import list_places
 from .sampled import Alternative
 from .suspects import as_suspect, say_what_is_left
@@ -107,7 +107,7 @@ def explain_backward(
     # What is fitted is tried only as long as nothing holds in right rows as well.
     some = (x for x in lists if all(y.local for y in found))
     lost = (x for listing in some for x in listing() if all(y.local for y in found))
-    mine = list_edited_backward(back, first, mistakes, USERS_PAIRS)
+    mine = list_edited_backward(back, first, mistakes, of_user=True)
     for one in chain(mine, list_candidates(first, own), lost):
         if one.own and n * m > _PAIRS and {*parts} != {"dq"}:
             continue
@@ -164,15 +164,13 @@ def _name(
 
 
 def list_edited_backward(
-    back: Backward, gradient: Gradient, rows: Iterable[Mutant], most: int = OWN_PAIRS
+    back: Backward, gradient: Gradient, rows: Iterable[Mutant], of_user: bool = False
 ) -> Iterator[Candidate]:
-    """List backward passes that compute by an edited text, if that is one of few pairs."""
+    """List backward passes that compute by an edited text, if heads are small enough."""
     forward = gradient.forward
     for row in rows:
-        heads = EditedHeads(
-            forward, row.fn, lambda x: gradient.derivatives(x)[0], said=most == USERS_PAIRS
-        )
-        if row.fn.over == "backward" and row.estimator == forward.called and heads.pairs <= most:
+        heads = EditedHeads(forward, row.fn, lambda x: gradient.derivatives(x)[0], of_user)
+        if row.fn.over == "backward" and row.estimator == forward.called and heads.are_small:
             one = Candidate(as_clause(row.effect), answer=heads.pull)
             try:  # it may not take the options, or fail in any way
                 for of, sample in back.samples.items():

@@ -29,7 +29,7 @@ from ..operators.pages import list_blocks_of_cache
 from ..operators.tiles import list_moved_tiles, list_scoped
 from .alternatives import list_added, list_alternatives, list_families, list_halves
 from .changed_inputs import list_normalised, list_rotated
-from .edited import USERS_PAIRS, known_rows, list_edited
+from .edited import known_rows, list_edited
 from .fills import STARTS, list_filled, list_fills, rate_fill
 from .fitted import list_counted, list_wrong_tiles, sum_by_tiles
 from .heads import describe_numbers, list_exchanged, list_of_heads, list_other_places
@@ -212,7 +212,7 @@ class Trials:
 
     def list_explained(self) -> Iterator[Explained]:
         """List what explains enough, of all alternatives."""
-        alternatives = [*list_edited(self.problem, self.mistakes, USERS_PAIRS)]
+        alternatives = [*list_edited(self.problem, self.mistakes, of_user=True)]
         alternatives += chain(*(self.guard(x(self.problem)) for x in _PLAIN_LISTS))
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             text = "heads and queries of the output are swapped (transposed)"

@@ -22,14 +22,7 @@ _FOLDER = resources.files(__package__)
 _CALLS = ("draws", "keys", "kernel", "contract")
 _UNDER = {"online": ("stabilised",)}  # the other texts that one stands on
 _COUPLINGS = ("orthogonal", "simplex")  # laws of `texts/draws.py`
-OVER_FORMULAS = (
-    "backward",
-    "direct",
-    "dropout",
-    "online",
-    "stabilised",
-    *_COUPLINGS,
-)  # over formulas
+OVER_FORMULAS = ("backward", "direct", "dropout", "online", "stabilised", *_COUPLINGS)
 _COUNTS = ("num_features", "num_samples", "num_proposals", "num_keys")
 RECURRENCES = (
     *("retention", "gated-linear-attention", "state-space-duality", "delta-rule"),
