@@ -34,6 +34,7 @@ MORE = {
 MORE_OF_TASK = 36
 METHODS = ("eq. (9)", "eq. (15)", "adapted")
 CLOSE = 0.5  # more than half of the attention at the right keys
+FAMILIES = (lambda *of, scale: None, adapt.oprf, adapt.sderf, adapt.optimal_gaussian, adapt.fit)
 NEARER = 0.1  # gain in total variation that counts
 VANISHES = -20  # log10 of an estimate over the kernel
 
@@ -107,6 +108,8 @@ def distances(rng: np.random.Generator, q: Any, k: Any, queries: int, keys: int)
         for method in METHODS
     }
     found["limit"] = [variation(limit, exact)]
+    proposals = [best(*of, scale=1.0) for best in FAMILIES]
+    found["excess"] = [float(adapt.expected_log_excess(*of, p, scale=1.0)) for p in proposals]
     return {**found, "needed": needed(q, k), "size": size(rng, q, k, of)}
 
 
@@ -198,6 +201,10 @@ def judge(results: suite.Results) -> suite.Findings:
         "adapted": [
             suite.more_often(f"figure {f}, {m}", last[adapted][f] < last[m][f])
             for m in (exact, constant)
+            for f in FIGURES
+        ],
+        "families": [
+            suite.Compared(f"figure {f}, largest step", np.max(np.diff(found[f]["excess"])), 0.0)
             for f in FIGURES
         ],
     }

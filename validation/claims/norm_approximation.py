@@ -67,8 +67,10 @@ def run(
         x = mean + rng.standard_normal((count, 10)) @ root.T
         squares = np.sum(x * x, axis=-1)
         average = float(np.mean(squares))
-        given = float(moments.mean_plus_trace(moments.estimate(x, ddof=0)))
-        return {"squares": squares, "identity": abs(given - average) / average}
+        of, centre = moments.estimate(x, ddof=0), np.mean(x, axis=0)
+        given, alone = float(moments.mean_plus_trace(of)), float(moments.mean_only(of))
+        found = {"identity": abs(given - average), "alone": abs(alone - centre @ centre)}
+        return {"squares": squares, **{name: off / average for name, off in found.items()}}
     if kind == "kernel":
         return {"pair": pair, **kernel(rng, q[pair], k[pair], constants(q, k), count)}
     if kind == "attention":
@@ -149,6 +151,7 @@ def judge(results: suite.Results) -> suite.Findings:
         "expected norm": [
             suite.catoni(*of_square, 1.0, variance, 0.1, "of the mean"),
             suite.Compared("average of |x|^2, ddof 0", norms["identity"] / EPS, 64.0, "eps"),
+            suite.Compared("without the trace: |mean|^2", norms["alone"] / EPS, 64.0, "eps"),
         ],
         "mean only": [suite.catoni(*of_square, without, variance, 0.1, "of E|x|^2")],
         "kernel": [
