@@ -14,12 +14,12 @@ import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import SourceFileLoader
 from multiprocessing import get_context
 from pathlib import Path
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import NamedTuple
+from unittest.mock import patch
 
 
 class Bug(NamedTuple):
@@ -46,39 +46,23 @@ def bugs() -> Iterator[Bug]:
             yield Bug(name, claim, *change)
 
 
-class _Loader(SourceFileLoader):
-    bug: Bug
-
-    def get_code(self, fullname: str) -> CodeType:
-        source = self.bug.plant(self.get_source(fullname) or "")
-        code: CodeType = compile(source, self.path, "exec", dont_inherit=True)
-        return code
-
-
-class _Finder(MetaPathFinder):
-    def __init__(self, bug: Bug) -> None:
-        self.bug = bug
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if fullname != self.bug.module:
-            return None
-        spec = PathFinder.find_spec(fullname, path)
-        assert spec is not None
-        assert spec.origin is not None
-        spec.loader = _Loader(fullname, spec.origin)
-        spec.loader.bug = self.bug
-        return spec
-
-
 def noticed(bug: Bug, seed: int = 0) -> tuple[list[str], float]:
     """Plant a bug in this process, which must not have imported refattn; say who notices, when."""
-    sys.meta_path.insert(0, _Finder(bug))
-    from . import runner
+    read = SourceFileLoader.get_code
 
-    start = time.process_time()
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as one:
-        results = Path(folder) / "results.jsonl"
-        records = runner.run([bug.claim], one, level="quick", seed=seed, results=results)
+    def get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
+        if fullname != bug.module:
+            return read(self, fullname)
+        source = bug.plant(self.get_source(fullname) or "")
+        return compile(source, self.path, "exec", dont_inherit=True)
+
+    with patch.object(SourceFileLoader, "get_code", get_code):
+        from . import runner
+
+        start = time.process_time()
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as one:
+            results = Path(folder) / "results.jsonl"
+            records = runner.run([bug.claim], one, level="quick", seed=seed, results=results)
     return runner.unexpected(records), time.process_time() - start
 
 
