@@ -94,7 +94,7 @@ def _dot(a: Any, b: Any, xp: Any, more: bool, nothing: Any) -> Bounded:
         error = sliced_error(count, bits_of_slices(count, levels), levels)
         levels += error * most[0] * most[1] > _ENOUGH
     bits = bits_of_slices(count, levels)
-    right = of_each_row(b, ("right", levels), lambda x: facing(_cut(x, levels, xp), xp))
+    right = of_each_row(b, ("right", levels), lambda x: facing(_slices_of(x, levels, xp), xp))
     found = sliced_product(_left(a, levels, xp), right, levels, xp)
     turn = xp.matrix_transpose
     f_b = turn(f_b)
@@ -168,13 +168,13 @@ def _powers(x: Any, xp: Any) -> Array:
     return of_each_row(x, "power", make)
 
 
-def _cut(x: Any, levels: int, xp: Any) -> Slices:
+def _slices_of(x: Any, levels: int, xp: Any) -> Slices:
     return Slices.of(x.pair, _powers(x, xp), bits_of_slices(x.shape[-1], levels), levels, xp)
 
 
 def _left(x: Any, levels: int, xp: Any) -> Array:
     """Return the slices of rows, side by side."""
-    return of_each_row(x, ("left", levels), lambda y: side_by_side(_cut(y, levels, xp), xp))
+    return of_each_row(x, ("left", levels), lambda y: side_by_side(_slices_of(y, levels, xp), xp))
 
 
 def _columns(x: Any, j: slice) -> Any:
