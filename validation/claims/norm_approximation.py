@@ -216,8 +216,8 @@ def plot_distance(data: dict[str, Any]) -> Any:
 
 
 METHOD = (
-    "Means of squared norms by Catoni's bound, with their variance in closed form. Estimates of the "
-    "kernel and attention for each frequency drawn as arithmetic, and its limit with the nodes "
+    "Means of squared norms by Catoni's bound, with their variance in closed form. Estimates of "
+    "kernels and attention for each frequency drawn as arithmetic, and its limit with the nodes "
     f"of a Gauss-Hermite rule ({NODES} in each of {D} dimensions) for frequencies. That the matrix "
     "A is approximated 'by Equation 6' is read as convergence in R, which eqs. (8) and (9) have; "
     "how near attention comes at finite R is tried apart, for the laws of section V."
