@@ -136,8 +136,8 @@ def _variant(record: Estimator, name: str, **changes: Any) -> Estimator:
 
 
 def _coupled(coupling: str) -> Estimator:
-    """RFA with frequencies that are not independent; regularised ones are not N(0, I)."""
-    marginal = () if coupling == "regularised" else ("random-features",)
+    """RFA with frequencies that are not independent; biased ones are not N(0, I)."""
+    marginal = () if coupling in sampling.BIASED_COUPLINGS else ("random-features",)
     return _variant(
         _RFA,
         f"rfa-{coupling}",

@@ -67,6 +67,11 @@ def judge(results: suite.Results) -> suite.Findings:
     q, k, v = problem()
     exact = float(refattn.softmax_attention(q, k, v, scale=1.0)[0, 0])
     evidence: suite.Evidence = defaultdict(list)
+    law, scores = theory.importance_sampling_law(q, k, v, num_features=1, scale=1.0), k @ q[0]
+    moments = np.exp(q[0] @ q[0] + 2 * (scores + scores[:, None]) + k @ k.T)  # of pairs of keys
+    direct = v[:, 0] @ moments @ v[:, 0] / np.sum(np.exp(scores)) ** 2 - exact**2
+    off = abs(float(law.variance[0, 0] / direct) - 1) / EPS
+    evidence["importance sampling"].append(suite.Compared("variance, as a sum", off, 64.0, "eps"))
     rows = []
     for r in results:
         count, n, name = r["count"], len(r["is"]), f"S = {r['count']}"
