@@ -67,11 +67,11 @@ def judge_norms(
         tried.append((norm, judge(divided)))
         if tried[-1][1].verdict != "FAIL":
             break
-    norm, found = min(tried, key=lambda x: _rank(x[1]))
+    norm, found = min(tried, key=lambda x: _prefer(x[1]))
     return found.with_remark(f"{called} x are divided by {norm.words}")
 
 
-def _rank(found: Any) -> tuple[bool, bool, float]:
+def _prefer(found: Any) -> tuple[bool, bool, float]:
     """Put what does not fail first, then what has a cause, then what is nearest."""
     failed, explained = found.verdict == "FAIL", any(x.explained > ALL_BUT for x in found.suspects)
     return failed, not explained, float(found.z.rms)
