@@ -18,7 +18,7 @@ import numpy as np
 from ....arrays.blocks import blocks
 from ....arrays.library import Doubles
 from ...rounding.head import attend_rows, scan_tile
-from ...rounding.problems import Gradient, Index
+from ...rounding.problems import Gradient, Index, Problem
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ...verification.findings import Part
@@ -89,14 +89,12 @@ class Candidate(NamedTuple):
 def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     """List backward passes that go wrong, the plainest first."""
     for number, x in enumerate(_list_forward(gradient)):
-        share = count_once
-        if "uses key head" in x.text:
-            assert gradient.forward.key_heads is not None
-            share = partial(_deal, keys=gradient.forward.key_heads)
+        share = _share_like(x, gradient)
         if own:
             yield Candidate(x.text, number, True, share=share)
         words = f"in the backward pass {x.text} (lse and out are right)"
         yield Candidate(words, number, share=share)
+    yield from _list_undivided(gradient)
     d, d_v = gradient.forward.first["q"].shape[-1], gradient.forward.shape[2]
     widths = sorted({x for x in (d, 16, 32, 64, 128, 256, d_v - 1, d_v // 2) if 0 < x < d_v})
     for width in widths:
@@ -154,6 +152,40 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     n, m, _ = gradient.forward.shape
     for one, other in permutations(("dq", "dk", "dv"), 2) if n == m and most == 1 else ():
         yield Candidate(f"{one} is {other}", of=other, to=one)
+
+
+def list_recomputed(gradient: Gradient) -> Iterator[Candidate]:
+    """List backward passes that compute a wrong forward pass again, with its log normalisers."""
+    for number, x in enumerate(_list_forward(gradient)):
+        words = f"in the backward pass, which computes the forward pass again, {x.text}"
+        yield Candidate(words, number, True, share=_share_like(x, gradient))
+
+
+def _share_like(x: Alternative, gradient: Gradient) -> Callable[..., list[tuple[Index, float]]]:
+    """Sum over the query heads that share a key head in an alternative."""
+    if "uses key head" not in x.text:
+        return count_once
+    assert gradient.forward.key_heads is not None
+    return partial(_deal, keys=gradient.forward.key_heads)
+
+
+def _list_undivided(gradient: Gradient) -> Iterator[Candidate]:
+    """List gradients that sum keys, or queries, which are not divided by their norms there."""
+    for x, called, to in (("k", "keys", "dq"), ("q", "queries", "dk")):
+        if f"{x}_norm" in gradient.forward.first:
+            text = f"{to} sums {called} that are not divided by their norms"
+            yield Candidate(text, to=to, read=partial(_sum_undivided, gradient.forward, to))
+
+
+def _sum_undivided(forward: Problem, to: str, look: Lookup, at: Index) -> tuple[BackwardHead, Kept]:
+    """Multiply derivatives of scores, p (d_out . v - D), by the norms of keys, or of queries."""
+    (x, y), arrays = look(at), forward.read(at)
+    if to == "dk":
+        norm = arrays["q_norm"]
+        return x._replace(d_out=norm * x.d_out), y._replace(delta=norm[:, 0] * y.delta)
+    norm = arrays["k_norm"]
+    head = x.head._replace(v=norm * x.head.v)
+    return x._replace(head=head), y._replace(delta=y.delta[:, None] * norm[:, 0])
 
 
 _OF_PARTS = {

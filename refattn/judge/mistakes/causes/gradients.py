@@ -25,6 +25,7 @@ from .backward import (
     Lookup,
     compute_gradient,
     list_candidates,
+    list_recomputed,
     read_moved,
 )
 from .edited import EditedHeads, as_clause, known_rows
@@ -104,6 +105,7 @@ def explain_backward(
     n, m, _ = first.forward.shape
     lists = [partial(back.list_counted, parts[x]) for x in ("dq",) if x in failed]
     lists += [partial(x, back, parts, first.of, [*failed]) for x in _LISTINGS]
+    lists += [] if own else [partial(list_recomputed, first)]
     # What is fitted is tried only as long as nothing holds in right rows as well.
     some = (x for x in lists if all(y.local for y in found))
     lost = (x for listing in some for x in listing() if all(y.local for y in found))
