@@ -18,8 +18,9 @@ from ..numbers.paired import Paired
 from ..numbers.pairs import to_pairs
 from .results import Bound
 
-_SCORES = 2**21  # of queries and keys in a block, at most
-_QUERIES = 16, 64  # of a block, at least and at most
+_SCORES = 2**18  # of queries and keys in a block, at most, unless queries are few
+_PAIRS_OF_HEADS = 2**16  # likewise of heads in one block
+_QUERIES = 16, 256  # of a block, at least and at most
 
 
 class PairedAttention(NamedTuple):
@@ -52,7 +53,7 @@ class PairedAttention(NamedTuple):
         if j == slice(0, m):
             j = WHOLE
         else:
-            k, v = k[..., j, :], v[..., j, :]
+            k, v = k.rows(j), v.rows(j)
         at = slice(j.start or 0, m if j.stop is None else j.stop)
 
         def cut(x: Any) -> Any:
@@ -186,7 +187,7 @@ def _sizes(problem: PairedAttention) -> tuple[tuple[int, ...], int, int]:
 def _boxes(problem: PairedAttention) -> Iterator[tuple[tuple[slice, ...], PairedAttention, slice]]:
     """Cut heads and queries into blocks; blocks of the same heads share the slices of keys."""
     lead, n, m = _sizes(problem)
-    for head in tiles(lead, _SCORES // max(1, 32 * n * m)):
+    for head in tiles(lead, _PAIRS_OF_HEADS // max(1, n * m)):
         own = problem.take(head)
         for i in blocks(0, n, min(max(_SCORES // max(1, m), _QUERIES[0]), _QUERIES[1])):
             yield head, own, i

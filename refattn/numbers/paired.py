@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..arrays.library import Array, device
@@ -69,6 +70,13 @@ class Paired:
         return Paired(
             lambda: taken().parts, shape, self.space, "rows" if cut == 1 else "matrix", self
         )
+
+    def rows(self, j: slice) -> Paired:
+        """Take rows (..., j, :); what was made of all rows one by one is cut, not made again."""
+        j = slice(*j.indices(self.shape[-2])[:2])
+        shape = (*self.shape[:-2], max(j.stop - j.start, 0), self.shape[-1])
+        take = partial(self.moved, lambda x: x[..., j, :])
+        return Paired(lambda: take().parts, shape, self.space, "rows of", self, j)
 
     def __repr__(self) -> str:
         return f"Paired({self.hi!r}, {self.lo!r}, {self.e!r})"

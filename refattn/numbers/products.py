@@ -47,6 +47,17 @@ def remembered(x: Any, name: Any, make: Callable[[], _Made]) -> _Made:
     return found
 
 
+def of_each_row(x: Any, name: Any, make: Callable[[Any], Any]) -> Any:
+    """Return what is made of each row alone; of some rows, it is theirs of what is made of all."""
+    if x.of[0] != "rows of":
+        return remembered(x, name, lambda: make(x))
+    _, every, rows = x.of
+    found = of_each_row(every, name, make)
+    parts = found if isinstance(found, tuple) else (found,)
+    cut = tuple(y[..., rows, :] for y in parts)
+    return cut if isinstance(found, tuple) else cut[0]
+
+
 def is_something(x: Any) -> Array:
     """Say what may differ from 0: products of bounds may underflow, too."""
     return (x.hi != 0) | (x.e > 0) if x.inexact else x.hi != 0
@@ -83,9 +94,7 @@ def _dot(a: Any, b: Any, xp: Any, more: bool, nothing: Any) -> Bounded:
         error = sliced_error(count, bits_of_slices(count, levels), levels)
         levels += error * most[0] * most[1] > _ENOUGH
     bits = bits_of_slices(count, levels)
-    right = remembered(
-        b, ("right", levels), lambda: facing(Slices.of(b.pair, f_b, bits, levels, xp), xp)
-    )
+    right = of_each_row(b, ("right", levels), lambda x: facing(_slices_of(x, levels, xp), xp))
     found = sliced_product(_left(a, levels, xp), right, levels, xp)
     turn = xp.matrix_transpose
     f_b = turn(f_b)
@@ -153,21 +162,28 @@ def tidy(b: Any, where: Callable[..., Any], xp: Any) -> tuple[Any, Any, Any, Any
 
 
 def _powers(x: Any, xp: Any) -> Array:
-    largest = xp.max(xp.abs(x.hi), axis=-1, keepdims=True)
-    return remembered(x, "power", lambda: power_of_two(largest, xp))
+    def make(x: Any) -> Array:
+        return power_of_two(xp.max(xp.abs(x.hi), axis=-1, keepdims=True), xp)
+
+    return of_each_row(x, "power", make)
+
+
+def _slices_of(x: Any, levels: int, xp: Any) -> Slices:
+    return Slices.of(x.pair, _powers(x, xp), bits_of_slices(x.shape[-1], levels), levels, xp)
 
 
 def _left(x: Any, levels: int, xp: Any) -> Array:
     """Return the slices of rows, side by side."""
-
-    def cut() -> Array:
-        bits = bits_of_slices(x.shape[-1], levels)
-        return side_by_side(Slices.of(x.pair, _powers(x, xp), bits, levels, xp), xp)
-
-    return remembered(x, ("left", levels), cut)
+    return of_each_row(x, ("left", levels), lambda y: side_by_side(_slices_of(y, levels, xp), xp))
 
 
 def _columns(x: Any, j: slice) -> Any:
     """Take a span of columns, once: it remembers its slices."""
-    whole = j == slice(0, x.shape[-1])
-    return x if whole else remembered(x, j.start, lambda: x[..., j])
+    if j == slice(0, x.shape[-1]):
+        return x
+    if x.of[0] == "turned" and x.of[1].of[0] == "rows of":  # of all rows, where it is one of theirs
+        _, every, rows = x.of[1].of
+        span = slice(rows.start + j.start, rows.start + j.stop)
+        if span in blocks(0, every.shape[-2], _SPAN):
+            return _columns(x.space.matrix_transpose(every), span)
+    return remembered(x, j.start, lambda: x[..., j])

@@ -313,6 +313,26 @@ def test_exponentials_of_rows_are_computed_once():
     assert (XP.sum(second, axis=-1).e <= 2.0**-66 + 6e-25).all()
 
 
+@pytest.mark.parametrize("rows", [slice(0, 1500), slice(1024, 2100), slice(7, 1100)])
+def test_products_with_some_rows_are_cut_from_those_with_all(rows, monkeypatch):
+    """To the bit, as factors of what is kept and of what is summed; what was made is not again."""
+    rng = np.random.default_rng(7)
+    q, every = rng.standard_normal((3, 8)), to_pairs(rng.standard_normal((2100, 8)))
+    some, fresh = every.rows(rows), to_pairs(every.hi[rows])
+    weights, average = (
+        to_pairs(rng.random((3, len(fresh.hi)))),
+        terms.of_library(terms.weighted_sum),
+    )
+    seen, turn = np.ones((1, len(fresh.hi)), bool), XP.matrix_transpose
+    for x, y in (
+        (XP.matmul(to_pairs(q), turn(some)), XP.matmul(to_pairs(q), turn(fresh))),
+        (average(weights, some, seen), average(weights, fresh, seen)),
+    ):
+        np.testing.assert_array_equal(x.parts, y.parts)
+    monkeypatch.setattr(products, "facing", lambda *_: pytest.fail("slices are made again"))
+    XP.matmul(to_pairs(q), turn(every.rows(slice(3, 90))))
+
+
 def test_bounds_that_underflow_are_not_0():
     """Of products of what may differ from 0, also where rows are balanced."""
     tiny, one = np.full((1, 2), 1e-300), np.ones((1, 2))

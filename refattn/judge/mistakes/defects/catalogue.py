@@ -26,7 +26,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..text import Edit
-from .edits import TEXT_LAWS, OVER_FORMULAS, RECURRENCES, Edited
+from .edits import OVER_FORMULAS, RECURRENCES, TEXT_LAWS, Edited
 
 _NO_TAGS: Mapping[str, Any] = MappingProxyType({})
 _OF_ALL = ("mask", "causal", "gqa")
