@@ -5,10 +5,11 @@ A row of `rows/*.diff` is a block of lines:
     causal-ahead: softmax rfa ra linear        name: estimators [over TEXT]
     A token sees the next one.                 the effect, of any number of lines
     seen: ...                                  where it was met; also tags:, only: and lacks:
-    @ visible                                  a function of the text
-    - (ahead <= 0)                             occurs exactly once after its docstring
-    + (ahead <= 1)                             what takes its place
+    @ visible: (ahead <= 0) => (ahead <= 1)    a function of the text, or several; what occurs
+                                               exactly once after its docstring, and the new text
 
+Changes of several lines, or at a space, are written as below the function: `@ visible`, then lines
+that begin with `-`, and those that take their place, which begin with `+`.
 Each of the estimators has an entry, with all the capabilities that it has over this text, those
 named by `only:`, or all but those named by `lacks:`. A file may begin with an `only:` for all of
 its rows.
@@ -26,7 +27,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..text import Edit
-from .edits import OVER_FORMULAS, RECURRENCES, Edited
+from .edits import OVER_FORMULAS, RECURRENCES, TEXT_LAWS, Edited
 
 _NO_TAGS: Mapping[str, Any] = MappingProxyType({})
 _OF_ALL = ("mask", "causal", "gqa")
@@ -148,7 +149,8 @@ def _entries(lines: list[str], every: list[str]) -> Iterator[Mutant]:
             effect.append(line)
     _demand(name, "say its effect in a sentence", bool(effect), lines[1:first])
     edits = tuple(_edits(name, lines[first:]))
-    tags = dict(x.split("=") for x in about["tags"].split())
+    tags = {"coupling": over} if over in TEXT_LAWS else {}
+    tags |= dict(x.split("=") for x in about["tags"].split())
     only = about["only"].split() or every
     for estimator in of.split():
         able = able_of[estimator]
@@ -176,9 +178,12 @@ def _edits(name: str, lines: list[str]) -> Iterator[Edit]:
     for line in [*lines, "@ "]:
         _demand(name, "change lines that begin with @, - or +", line[0] in "@-+", line)
         if (new and line[0] == "-") or ((old or new) and line[0] == "@"):
-            yield Edit(function, "\n".join(old), "\n".join(new))
+            yield from (Edit(x, "\n".join(old), "\n".join(new)) for x in function.split())
             old, new = [], []
         if line[0] == "@":
-            function = line[2:]
+            function, is_whole, change = line[2:].partition(": ")
+            before, arrow, after = change.partition(" => ")
+            _demand(name, "change a text => another", bool(arrow) or not is_whole, line)
+            old, new = ([before], [after]) if arrow else ([], [])
         else:
             (old if line[0] == "-" else new).append(line[2:])
