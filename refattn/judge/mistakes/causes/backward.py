@@ -25,32 +25,23 @@ from ...verification.findings import Part
 from .alternatives import list_alternatives
 from .fitted import list_counted
 from .heads import list_other_heads
-from .sampled import Alternative, Rows
+from .sampled import Alternative, Result, Rows
 from .slips import LOST_TILES, attend_by, hide_tile, list_parts, score_all, take_sink
 from .wrong_rows import (
-    FAR,
+    Comparison,
     Sample,
     Sampled,
     compare_outputs,
-    differ,
     divide,
-    find_columns,
-    find_near,
+    draw_sample,
     find_tiles,
     finite,
     list_wrong,
-    measure_unit,
     row_sizes,
-    set_apart,
     stay_wrong,
-    thin,
 )
 
-_HEADS, _WRONG_ROWS, _RIGHT_ROWS = 3, 24, 12  # that are taken
-_MAY_CANCEL, _LOOKED_AGAIN = 1e4, 64  # what is beyond it where terms cancel, and rows, at most
 _MOST_TILES = 8  # of keys or queries, of a size
-_LOOKED, _MOST_HEADS = 2**22, 16  # pairs, and heads, at most, among which wrong rows are found
-_FEW_SHARE = 0.5  # of the error of few rows, at most, where a candidate is left out
 
 
 class Kept(NamedTuple):
@@ -61,10 +52,12 @@ class Kept(NamedTuple):
     top: Doubles
 
 
-Lookup = Callable[[Index], tuple[BackwardHead, Kept]]  # what a head is computed from
+State = tuple[BackwardHead, Kept]
+Lookup = Callable[[Index], State]  # what a head is computed from
+Shares = Sequence[tuple[Index, float]]  # how often query heads are summed
 
 
-def count_once(heads: Sequence[Index]) -> list[tuple[Index, float]]:
+def count_once(heads: Sequence[Index]) -> Shares:
     """Sum over all heads."""
     return [(x, 1.0) for x in heads]
 
@@ -76,11 +69,11 @@ class Candidate(NamedTuple):
     number: int = -1  # of an alternative of the forward pass; -1 for the problem as it was given
     own: bool = False  # whether the alternative gives the log normalisers and D, too
     # Change what a head is computed from, and choose the query heads that are summed, how often.
-    change: Callable[[BackwardHead, Kept], tuple[BackwardHead, Kept]] = lambda x, y: (x, y)
-    share: Callable[[Sequence[Index]], Sequence[tuple[Index, float]]] = count_once
+    change: Callable[[BackwardHead, Kept], State] = lambda x, y: (x, y)
+    share: Callable[[Sequence[Index]], Shares] = count_once
     of: str = ""  # name of the gradient that was written by mistake
     to: str = ""  # and of that in whose place it is
-    read: Callable[[Lookup, Index], tuple[BackwardHead, Kept]] = lambda look, at: look(at)
+    read: Callable[[Lookup, Index], State] = lambda look, at: look(at)
     scores: Callable[[Doubles], Doubles] = lambda x: x  # of the backward pass
     added: Mapping[tuple[str, Index], Doubles] = {}  # to each row, by gradient and head
     answer: Callable[[str, Index, Sequence[Index]], Doubles] | None = None  # of all of a head
@@ -88,74 +81,57 @@ class Candidate(NamedTuple):
 
 def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     """List backward passes that go wrong, the plainest first."""
+    forward, keys = gradient.forward, gradient.forward.key_heads
+    (n, m, d_v), d = forward.shape, forward.first["q"].shape[-1]
     for number, x in enumerate(_list_forward(gradient)):
         share = count_once
         if "uses key head" in x.text:
-            assert gradient.forward.key_heads is not None
-            share = partial(_deal, keys=gradient.forward.key_heads)
+            assert keys is not None
+            share = partial(_deal, keys=keys)
         if own:
             yield Candidate(x.text, number, True, share=share)
         words = f"in the backward pass {x.text} (lse and out are right)"
         yield Candidate(words, number, share=share)
-    d, d_v = gradient.forward.first["q"].shape[-1], gradient.forward.shape[2]
     widths = sorted({x for x in (d, 16, 32, 64, 128, 256, d_v - 1, d_v // 2) if 0 < x < d_v})
-    for width in widths:
-        text = f"columns {width} to {d_v - 1} of v are left out of d_out . v"
-        yield Candidate(text, change=partial(_cut_columns, width=width))
-        text = f"columns {width} to {d_v - 1} are left out of D = d_out . out"
-        yield Candidate(text, change=partial(_cut_delta, width=width))
-    yield Candidate(
-        "D = d_out . out is left out", change=lambda x, y: (x, y._replace(delta=0 * y.delta))
-    )
-    for words, by in (("the query before", 1), ("the next query", -1)):
-        yield Candidate(
-            f"D = d_out . out is read from {words}", change=partial(_roll, name="delta", by=by)
-        )
-        yield Candidate(f"lse is read from {words}", change=partial(_roll, name="lse", by=by))
-        yield Candidate(f"d_out is read from {words}", change=partial(_roll_derivatives, by=by))
-    for text, factor in (
-        ("lse is in base 2, but weights are e^(score - lse)", math.log2(math.e)),
-        ("lse is in base e, but weights are 2^(log2(e) score - lse)", math.log(2)),
-    ):
-        yield Candidate(text, change=partial(_rescale_lse, factor=factor))
-    text = "weights are not divided by their sum: lse is the largest score"
-    yield Candidate(text, change=lambda x, y: (x, y._replace(lse=y.top)))
-    for those, edges in list_parts(gradient.forward):
-        for said, names in _OF_PARTS.items():
-            change = partial(_keep_parts, edges=edges, names=names)
-            yield Candidate(f"in the backward pass {said} of {those}", change=change)
-    text = "weights are divided twice by their sum"
-    yield Candidate(text, change=lambda x, y: (x, y._replace(lse=2 * y.lse - y.top)))
-    if gradient.forward.has_sinks:
+    for width, (of, cut) in product(widths, _CUT.items()):
+        text = f"columns {width} to {d_v - 1} {of}"
+        yield Candidate(text, change=partial(cut, width))
+    yield from (Candidate(text, change=change) for text, change in _CHANGES.items())
+    for (those, edges), (said, names) in product(list_parts(forward), _OF_PARTS.items()):
+        change = partial(_keep_parts, edges=edges, names=names)
+        yield Candidate(f"in the backward pass {said} of {those}", change=change)
+    if forward.has_sinks:
         text = "in the backward pass the sink is ignored: weights are normalised without it"
         yield Candidate(text, change=_normalise_without_sink)
-    called = {"d_out": "d_out", "delta": "D = d_out . out", "lse": "lse"}
-    for (words, whose), name in product(list_other_heads(gradient.forward), called):
-        text = f"{called[name]} is read from {words}"
+    for (words, whose), name in product(list_other_heads(forward), _CALLED):
+        text = f"{_CALLED[name]} is read from {words}"
         yield Candidate(text, read=partial(read_moved, name, partial(_move, whose)))
-    yield from _list_weighed_queries(gradient)
+    for i in _list_tiles(n) if gradient.of != "dq" else ():
+        for words, by in (("are left out", math.inf), ("count twice", -math.log(2))):
+            # Weights are e^(score - lse).
+            more = np.where(np.isin(np.arange(n), np.arange(i.start, i.stop)), by, 0.0)
+            text = f"queries {i.start} to {i.stop - 1} {words}"
+            yield Candidate(text, change=partial(_raise_lse, more))
     most = max(map(len, gradient.heads.values()), default=1)
-    keys = gradient.forward.key_heads
-    if most > 1 and keys is not None:
-        text = f"key head g sums the gradients of query heads h with h % {keys} = g"
-        yield Candidate(text, share=partial(_deal, keys=keys))
     if most > 1:
+        if keys is not None:
+            text = f"key head g sums the gradients of query heads h with h % {keys} = g"
+            yield Candidate(text, share=partial(_deal, keys=keys))
         text = "the gradient is the mean over query heads that share a key head, not the sum"
         yield Candidate(text, share=lambda x: [(y, 1 / len(x)) for y in x])
-        for i in range(most):
-            at = f"query head {i} of {most} that share a key head"
-            for words, own_part, rest in (
-                (f"only {at} counts", 1.0, 0.0),
-                (f"{at} is left out", 0.0, 1.0),
-                (f"{at} counts twice", 2.0, 1.0),
-            ):
-                weigh = partial(_weigh_heads, at=i, own=own_part, rest=rest)
-                yield Candidate(words, share=weigh)
-    n, m, _ = gradient.forward.shape
+        for at, (words, weights) in product(range(most), _OF_ONE.items()):
+            text = words.format(f"query head {at} of {most} that share a key head")
+            yield Candidate(text, share=partial(_weigh_heads, at, weights))
     for one, other in permutations(("dq", "dk", "dv"), 2) if n == m and most == 1 else ():
         yield Candidate(f"{one} is {other}", of=other, to=one)
 
 
+_CALLED = {"d_out": "d_out", "delta": "D = d_out . out", "lse": "lse"}
+_OF_ONE = {  # weights of a query head, and of the others
+    "only {} counts": (1.0, 0.0),
+    "{} is left out": (0.0, 1.0),
+    "{} counts twice": (2.0, 1.0),
+}
 _OF_PARTS = {
     "weights are normalised in each": ("lse",),
     "weights and D = d_out . out are those in each": ("lse", "delta"),
@@ -163,9 +139,7 @@ _OF_PARTS = {
 }
 
 
-def _keep_parts(
-    x: BackwardHead, y: Kept, edges: Sequence[int], names: Sequence[str]
-) -> tuple[BackwardHead, Kept]:
+def _keep_parts(x: BackwardHead, y: Kept, edges: Sequence[int], names: Sequence[str]) -> State:
     """Let each key have the log normalisers, D or both of its part of the keys."""
     s = score_all(x.head)
     found: dict[str, list[Doubles]] = {"lse": [], "delta": []}
@@ -175,6 +149,55 @@ def _keep_parts(
         for name in names:
             found[name].append(np.repeat(numbers[name][:, None], j.stop - j.start, -1))
     return x, y._replace(**{name: np.concatenate(found[name], -1) for name in names})
+
+
+def _cut_values(width: int, x: BackwardHead, y: Kept) -> State:
+    kept = np.arange(x.head.v.shape[-1]) < width
+    return x._replace(head=x.head._replace(v=np.where(kept, x.head.v, 0.0))), y
+
+
+def _cut_delta(width: int, x: BackwardHead, y: Kept) -> State:
+    assert x.out is not None
+    return x, y._replace(delta=np.sum((x.d_out * x.out)[:, :width], -1))
+
+
+_CUT = {
+    "of v are left out of d_out . v": _cut_values,
+    "are left out of D = d_out . out": _cut_delta,
+}
+
+
+def _take_derivatives(x: BackwardHead, y: Kept, d_out: Doubles) -> State:
+    """Take other derivatives, of which D is made as well."""
+    delta = y.delta if x.out is None else np.sum(d_out * x.out, -1)
+    return x._replace(d_out=d_out), y._replace(delta=delta)
+
+
+def _roll(name: str, by: int, x: BackwardHead, y: Kept) -> State:
+    if name == "d_out":
+        return _take_derivatives(x, y, np.roll(x.d_out, by, 0))
+    return x, y._replace(**{name: np.roll(getattr(y, name), by)})
+
+
+def _keep(name: str, of: Callable[[Kept], Doubles], x: BackwardHead, y: Kept) -> State:
+    return x, y._replace(**{name: of(y)})
+
+
+_OTHERWISE: Mapping[str, tuple[str, Callable[[Kept], Doubles]]] = {
+    "D = d_out . out is left out": ("delta", lambda y: 0 * y.delta),
+    "lse is in base 2, but weights are e^(score - lse)": ("lse", lambda y: y.lse / math.log(2)),
+    "lse is in base e, but weights are 2^(log2(e) score - lse)": (
+        "lse",
+        lambda y: y.lse * math.log(2),
+    ),
+    "weights are not divided by their sum: lse is the largest score": ("lse", lambda y: y.top),
+    "weights are divided twice by their sum": ("lse", lambda y: 2 * y.lse - y.top),
+}
+_CHANGES: Mapping[str, Callable[[BackwardHead, Kept], State]] = {
+    f"{_CALLED[name]} is read from {words}": partial(_roll, name, by)
+    for words, by in (("the query before", 1), ("the next query", -1))
+    for name in _CALLED
+} | {text: partial(_keep, name, of) for text, (name, of) in _OTHERWISE.items()}
 
 
 def _list_forward(gradient: Gradient) -> list[Alternative]:
@@ -196,40 +219,8 @@ def _list_tiles(length: int) -> list[slice]:
     return tiles
 
 
-def _list_weighed_queries(gradient: Gradient) -> Iterator[Candidate]:
-    if gradient.of != "dq":
-        for i in _list_tiles(gradient.forward.shape[0]):
-            for words, by in (("are left out", math.inf), ("count twice", -math.log(2))):
-                text = f"queries {i.start} to {i.stop - 1} {words}"
-                yield Candidate(text, change=partial(_weigh_queries, tile=i, by=by))
-
-
-def _weigh_queries(x: BackwardHead, y: Kept, tile: slice, by: float) -> tuple[BackwardHead, Kept]:
-    """Let queries count otherwise: e^-by times."""
-    lse = y.lse.copy()
-    # Weights are e^(score - lse).
-    lse[tile] += by
-    return x, y._replace(lse=lse)
-
-
-def _cut_columns(x: BackwardHead, y: Kept, width: int) -> tuple[BackwardHead, Kept]:
-    kept = np.arange(x.head.v.shape[-1]) < width
-    return x._replace(head=x.head._replace(v=np.where(kept, x.head.v, 0.0))), y
-
-
-def _cut_delta(x: BackwardHead, y: Kept, width: int) -> tuple[BackwardHead, Kept]:
-    assert x.out is not None
-    return x, y._replace(delta=np.sum((x.d_out * x.out)[:, :width], -1))
-
-
-def _roll(x: BackwardHead, y: Kept, name: str, by: int) -> tuple[BackwardHead, Kept]:
-    return x, y._replace(**{name: np.roll(getattr(y, name), by)})
-
-
-def _roll_derivatives(x: BackwardHead, y: Kept, by: int) -> tuple[BackwardHead, Kept]:
-    d_out = np.roll(x.d_out, by, 0)
-    delta = y.delta if x.out is None else np.sum(d_out * x.out, -1)
-    return x._replace(d_out=d_out), y._replace(delta=delta)
+def _raise_lse(by: Doubles, x: BackwardHead, y: Kept) -> State:
+    return x, y._replace(lse=y.lse + by)
 
 
 def _move(whose: Callable[[Index], Index], index: Index) -> tuple[Index, int]:
@@ -238,15 +229,14 @@ def _move(whose: Callable[[Index], Index], index: Index) -> tuple[Index, int]:
 
 def read_moved(
     name: str, source: Callable[[Index], tuple[Index, int]], look: Lookup, at: Index
-) -> tuple[BackwardHead, Kept]:
+) -> State:
     """Read "delta", "lse" or "d_out" of another head, of queries that stand later."""
     (back, kept), (other, shift) = look(at), source(at)
     if (other, shift) == (at, 0):
         return back, kept
     theirs, left = look(other)
     if name == "d_out":
-        delta = np.sum(theirs.d_out * back.out, -1) if back.out is not None else kept.delta
-        return back._replace(d_out=theirs.d_out), kept._replace(delta=delta)
+        return _take_derivatives(back, kept, theirs.d_out)
     return back, kept._replace(**{name: shift_rows(getattr(left, name), shift)})
 
 
@@ -256,21 +246,15 @@ def shift_rows(x: Doubles, by: int) -> Doubles:
     return np.where((at >= 0) & (at < len(x)), x[np.clip(at, 0, len(x) - 1)], 0.0)
 
 
-def _normalise_without_sink(x: BackwardHead, y: Kept) -> tuple[BackwardHead, Kept]:
+def _normalise_without_sink(x: BackwardHead, y: Kept) -> State:
     return x, y._replace(lse=take_sink(y.lse, x.head.sink))
 
 
-def _rescale_lse(x: BackwardHead, y: Kept, factor: float) -> tuple[BackwardHead, Kept]:
-    return x, y._replace(lse=factor * y.lse)
+def _weigh_heads(at: int, weights: tuple[float, float], heads: Sequence[Index]) -> Shares:
+    return [(x, weights[i != at]) for i, x in enumerate(heads)]
 
 
-def _weigh_heads(
-    heads: Sequence[Index], at: int, own: float, rest: float
-) -> list[tuple[Index, float]]:
-    return [(x, own if i == at else rest) for i, x in enumerate(heads)]
-
-
-def _deal(heads: Sequence[Index], keys: int) -> list[tuple[Index, float]]:
+def _deal(heads: Sequence[Index], keys: int) -> Shares:
     share = len(heads)
     # Query heads that share a key head lie `keys` heads apart, not one after another.
     return [((*x[:-1], x[-1] % share * keys + x[-1] // share), 1.0) for x in heads]
@@ -300,29 +284,46 @@ def compute_gradient(
 
 
 class Backward:
-    """The parts of one backward pass, with what they are computed from."""
+    """The parts of one backward pass, with what they are computed from, and samples of each."""
 
     def __init__(
         self,
         parts: Mapping[str, Part],
+        failed: Mapping[str, Index],
         profile: Profile,
         dtype: str,
-        where: Mapping[str, Index],
         strange_alone: Collection[str] = (),
     ) -> None:
-        read = {name: x.problem.read_by(profile).gradient for name, x in parts.items()}
-        self.gradients = {name: x for name, x in read.items() if x is not None}
+        self.parts, self.failed = parts, failed
+        read = {name: x.problem.read_by(profile) for name, x in parts.items()}
+        self.gradients = {name: x.gradient for name, x in read.items() if x.gradient is not None}
+        self.first = self.gradients[max(parts, key=lambda of: of != "dq")]
         self.from_out = profile.delta == "out"
-        self.known: dict[tuple[Index, int, bool], tuple[BackwardHead, Kept]] = {}
+        self.known: dict[tuple[Index, int, bool], State] = {}
         self.forward = _list_forward(next(iter(self.gradients.values())))
         self.samples = {
-            name: self._draw(name, x, profile, dtype, where[name], name in strange_alone)
+            name: draw_sample(
+                read[name],
+                x.numbers,
+                profile,
+                dtype,
+                failed.get(name, ()),
+                name in strange_alone,
+                partial(self._compute, name),
+            )
             for name, x in parts.items()
         }
 
-    def keep(
-        self, of: str, index: Index, number: int = -1, own: bool = False
-    ) -> tuple[BackwardHead, Kept]:
+    def _compute(self, of: str, index: Index, i: slice) -> Result:
+        out = self.predict(Candidate(""), of, index, np.arange(i.start, i.stop))
+        return Result(out, np.zeros(len(out)), np.zeros(len(out)))
+
+    def list_wrong(self, of: str) -> list[Sampled]:
+        """List all wrong rows of a part by head or, of many, some of them."""
+        part = self.parts[of]
+        return list_wrong(part.problem, part.numbers, self.samples[of].wrong)
+
+    def keep(self, of: str, index: Index, number: int = -1, own: bool = False) -> State:
         """Compute what the forward pass leaves, of the problem or of an alternative."""
         # Without `own` the forward pass is right: one entry serves all such alternatives.
         key = index, number if own else -1, own
@@ -371,14 +372,16 @@ class Backward:
             total = total + weight * compute_gradient(again, left, wanted, one.scores)
         return np.asarray(total)
 
-    def list_counted(self, part: Part) -> Iterator[Candidate]:
+    def list_counted(self) -> Iterator[Candidate]:
         """List backward passes in which tiles of keys count otherwise in dq, by its wrong rows."""
+        if "dq" not in self.failed:
+            return
         forward, sample = self.gradients["dq"].forward, self.samples["dq"]
 
         def columns(x: Sampled, size: int) -> Doubles:
-            back, kept = self.keep("dq", x.rows.at, -1, False)
+            back, kept = self.keep("dq", x.rows.at)
             i = x.rows.queries
-            some = Kept(kept.lse[i], kept.delta[i], kept.top[i])
+            some = Kept(*(y[i] for y in kept))
             tiles = []
             for j in blocks(0, back.head.keys, size):
                 head = Alternative("", forward).head(Rows(x.rows.at, i, np.arange(j.start, j.stop)))
@@ -386,16 +389,16 @@ class Backward:
             sums = np.stack([*tiles, -x.got], -1)
             return divide(sums, (sample.unit * row_sizes(np.sum(sums[..., :-1], -1)))[..., None])
 
-        wrong = list_wrong(part.problem, part.numbers, sample.wrong)
+        wrong = self.list_wrong("dq")
         for x in list_counted(forward, wrong, columns, find_tiles(sample.wrong)):
             self.forward.append(x)
             yield Candidate(f"in the backward pass {x.text}", len(self.forward) - 1)
 
-    def find_left(self, one: Candidate, of: str, part: Part) -> tuple[list[Index], int]:
+    def find_left(self, one: Candidate, of: str) -> tuple[list[Index], int]:
         """Find wrong rows, of so many, that a candidate leaves wrong."""
         left: list[Index] = []
         count, sample = 0, self.samples[of]
-        for x in list_wrong(part.problem, part.numbers, sample.wrong):
+        for x in self.list_wrong(of):
             at, i = x.rows.at, x.rows.queries
             out, given = (self.predict(y, of, at, i) for y in (one, Candidate("")))
             off = stay_wrong(x.got, out, given, sample.unit)
@@ -403,64 +406,14 @@ class Backward:
             count += len(off)
         return left, count
 
-    def may_hold(self, one: Candidate, of: str, sample: Sample, given: Sequence[Doubles]) -> bool:
-        """Tell whether a candidate explains enough of a few rows to be computed for others."""
-        outs = [self.predict(one, of, x.rows.at, x.rows.queries) for x in sample.heads]
+    def predict_all(self, one: Candidate, of: str, sample: Sample) -> list[Doubles]:
+        """Compute a gradient for the rows of a sample."""
+        return [self.predict(one, of, x.rows.at, x.rows.queries) for x in sample.heads]
+
+    def compare(
+        self, one: Candidate, of: str, sample: Sample, given: Sequence[Doubles]
+    ) -> Comparison | None:
+        """Compare a candidate with what is right for some rows; None if its shape is another."""
+        outs = self.predict_all(one, of, sample)
         same = all(x.shape == y.shape for x, y in zip(outs, given, strict=True))
-        return same and compare_outputs(sample, outs, given).share > _FEW_SHARE
-
-    def _draw(
-        self,
-        name: str,
-        part: Part,
-        profile: Profile,
-        dtype: str,
-        where: Index,
-        strange_alone: bool,
-    ) -> Sample:
-        """Take wrong rows of some heads, one of them that of the worst element, and right ones.
-
-        Rows with NaN or infinity may be the only wrong ones.
-        """
-        problem, given = part.problem, Candidate("")
-        worst = problem.number(where[:-2]) if where else 0
-        read = problem.read_by(profile)
-        unit = measure_unit(read, profile, dtype)
-        heads, n = [*np.ndindex(problem.lead)], problem.shape[0]
-        far, taken = np.full((len(heads), n), np.nan), []
-        columns, strange = np.zeros((2, problem.shape[2]), bool), np.zeros(far.shape, bool)
-        looked = int(np.clip(_LOOKED // max(n * problem.shape[1], 1), _HEADS, _MOST_HEADS))
-        spread = {*np.linspace(0, len(heads) - 1, looked).astype(int).tolist(), worst}
-        for at in sorted(spread):
-            index = heads[at]
-            exact = self.predict(given, name, index, np.arange(n))
-            got = part.numbers.out(index)
-            error = differ(got, exact)
-            strange[at] = ~np.isfinite(np.sum(error, -1))
-            z = np.abs(divide(error, unit * row_sizes(exact)))
-            most = np.max(z, -1, initial=0.0)
-            doubtful = np.flatnonzero((most > FAR) & (most < _MAY_CANCEL))
-            for row in thin(doubtful, _LOOKED_AGAIN):
-                law = read.analyse(index, profile.roundings(dtype), slice(row, row + 1))
-                z[row] = np.minimum(z[row], np.abs(divide(got[row] - exact[row], law.std[0])))
-            far[at] = np.max(z, -1, initial=0.0)
-            columns |= find_columns(z, strange[at])
-        count = int(np.sum(~np.isnan(far)))
-        if strange_alone:
-            far, columns[0] = np.where(strange | (far <= FAR), far, np.nan), False
-        far, of_others = set_apart(far, strange, columns)
-        wrong = far > FAR
-        near = find_near(wrong, problem)
-        order = sorted(spread, key=lambda x: (-int(wrong[x].sum()), x))
-        right = [x for x in order if not wrong[x].any()]
-        for at in [*[x for x in order if wrong[x].any()][:_HEADS], *right[:_HEADS]]:
-            bad, good = np.flatnonzero(wrong[at]), np.flatnonzero(far[at] <= FAR)
-            inside = np.flatnonzero(near[at] & (far[at] <= FAR))
-            right_rows = (*thin(good, _RIGHT_ROWS), *thin(inside, _RIGHT_ROWS))
-            some = {*thin(bad, _WRONG_ROWS), *right_rows}
-            rows = Rows(heads[at], np.array(sorted(some)), np.arange(0))
-            if some:
-                mark = wrong[at, rows.queries] if wrong.any() else np.ones(len(some), bool)
-                i = rows.queries
-                taken.append(Sampled(rows, part.numbers.out(heads[at])[i], None, mark, near[at, i]))
-        return Sample(taken, unit, wrong, of_others, count)
+        return compare_outputs(sample, outs, given) if same else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,17 +13,21 @@ import numpy as np
 from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.formats import FORMATS, Format
-from ...rounding.problems import Gradient, Index
+from ...rounding.problems import Index
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ...verification.findings import Part, Suspect, describe_span
 from ..defects.catalogue import Mutant
+from ..operators.maps import write_shift
 from .backward import (
     Backward,
     Candidate,
     Kept,
     Lookup,
+    Shares,
+    State,
     compute_gradient,
+    count_once,
     list_candidates,
     read_moved,
 )
@@ -35,17 +39,19 @@ from .wrong_rows import (
     Comparison,
     Sample,
     Sampled,
-    compare_outputs,
     differ,
     divide,
-    list_wrong,
+    fit_number,
     row_sizes,
     thin,
 )
 
 _SQUARE, _SHARE, _LIKE = 9.0, 0.95, 0.8  # of z, at most; of the error, and of the change, at least
 _CANCELLED, _SURE = 2500.0, 0.9995  # the same where terms may cancel
-_FEW_ROWS = 8  # by which candidates are left out
+_FEW_ROWS, _FEW_SHARE = (
+    8,
+    0.5,
+)  # by which candidates are left out; of their error, what is explained
 _PAIRS = 2**21  # of queries and keys of a head, at most, for new log normalisers
 _FITTED_ROWS, _FEWEST_ROWS = 16, 8  # of a head, at most and at least, to which numbers are fitted
 _GROUPS, _MOST_TIMES, _OFF_TIMES = 16, 4, 0.05  # query heads; times that one counts, and how near
@@ -92,51 +98,40 @@ def explain_backward(
     Each that failed has the place of its worst element; of some, only rows with NaN or infinity
     are wrong.
     """
-    where = {**dict.fromkeys(parts, ()), **failed}
-    back = Backward(parts, profile, dtype, where, strange_alone)
-    given = {
-        of: [back.predict(Candidate(""), of, x.rows.at, x.rows.queries) for x in sample.heads]
-        for of, sample in back.samples.items()
-    }
+    back = Backward(parts, failed, profile, dtype, strange_alone)
+    given = {of: back.predict_all(Candidate(""), of, x) for of, x in back.samples.items()}
     found: list[Held] = []
     few = {of: _take_largest(back.samples[of], given[of]) for of in failed}
-    first = back.gradients[max(parts, key=lambda of: of != "dq")]
-    n, m, _ = first.forward.shape
-    lists = [partial(back.list_counted, parts[x]) for x in ("dq",) if x in failed]
-    lists += [partial(x, back, parts, first.of, [*failed]) for x in _LISTINGS]
+    n, m, _ = back.first.forward.shape
     # What is fitted is tried only as long as nothing holds in right rows as well.
-    some = (x for x in lists if all(y.local for y in found))
-    lost = (x for listing in some for x in listing() if all(y.local for y in found))
-    mine = list_edited_backward(back, first, mistakes, of_user=True)
-    for one in chain(mine, list_candidates(first, own), lost):
+    some = (x for x in _LISTINGS if all(y.local for y in found))
+    lost = (x for listing in some for x in listing(back) if all(y.local for y in found))
+    mine = list_edited_backward(back, mistakes, of_user=True)
+    for one in chain(mine, list_candidates(back.first, own), lost):
         if one.own and n * m > _PAIRS and {*parts} != {"dq"}:
             continue
-        if not any(back.may_hold(one, of, *x) for of, x in few.items()):
+        first = (back.compare(one, of, *x) for of, x in few.items())
+        if not any(x is not None and x.share > _FEW_SHARE for x in first):
             continue
         holding, harmless, off, local = set(), True, 0.0, False
         for of, sample in back.samples.items():
-            if one.to not in ("", of):
+            measured = back.compare(one, of, sample, given[of]) if one.to in ("", of) else None
+            if measured is None:
                 continue
-            outs = [back.predict(one, of, x.rows.at, x.rows.queries) for x in sample.heads]
-            if any(x.shape != y.shape for x, y in zip(outs, given[of], strict=True)):
-                continue
-            measured = compare_outputs(sample, outs, given[of])
             if of in failed:
-                if (
-                    _is_near(measured)
-                    and measured.likeness > _LIKE
-                    and (measured.everywhere or measured.near)
-                ):
+                held = measured.everywhere or measured.near
+                if held and _is_near(measured) and measured.likeness > _LIKE:
                     holding.add(of)
                     off += math.log(max(measured.square, 1.0))
                     local |= not measured.everywhere
             # A candidate that spoils a gradient that passed is not the cause in all parts.
             elif measured.changed and measured.likeness < _LIKE:
                 harmless = False
-        if holding:
-            everywhere = harmless and holding == {*failed}
+        everywhere = harmless and holding == {*failed}
+        # A fitted number is that of all parts that failed, or of none.
+        if holding and (everywhere or "±" not in one.text):
             found.append(Held(one, holding, everywhere, off / len(holding), local))
-    return _name(found, back, parts, [*failed]), back.samples, given
+    return _name(found, back), back.samples, given
 
 
 def _is_near(x: Comparison) -> bool:
@@ -146,64 +141,54 @@ def _is_near(x: Comparison) -> bool:
     return x.share > _SURE and x.square < _CANCELLED
 
 
-def _name(
-    found: Sequence[Held], back: Backward, parts: Mapping[str, Part], failed: Sequence[str]
-) -> dict[str, list[Suspect]]:
+def _name(found: Sequence[Held], back: Backward) -> dict[str, list[Suspect]]:
     """Name what holds for all parts, or for as many as there are."""
     order = sorted(found, key=lambda x: (not x.everywhere, -len(x.parts), x.local, round(x.off, 0)))
     named: dict[str, list[Suspect]] = {}
-    for of in failed:
+    for of in back.failed:
         for x in [x for x in order if of in x.parts][:1]:
-            said = x.everywhere or len(parts) == 1 or x.candidate.to
+            said = x.everywhere or len(back.parts) == 1 or x.candidate.to
             only = [] if said else [" and ".join(sorted(x.parts))]
-            only += list_places(parts[of].problem, back.samples[of]) if x.local else ()
+            only += list_places(back.parts[of].problem, back.samples[of]) if x.local else ()
             alone = ", but only in " * bool(only) + ", ".join(only)
             suspect = as_suspect(f"agrees if {x.candidate.text}{alone}")
-            named[of] = [say_what_is_left(suspect, *back.find_left(x.candidate, of, parts[of]))]
+            named[of] = [say_what_is_left(suspect, *back.find_left(x.candidate, of))]
     return named
 
 
 def list_edited_backward(
-    back: Backward, gradient: Gradient, rows: Iterable[Mutant], of_user: bool = False
+    back: Backward, rows: Iterable[Mutant], of_user: bool = False
 ) -> Iterator[Candidate]:
     """List backward passes that compute by an edited text, if heads are small enough."""
-    forward = gradient.forward
+    forward, derivatives = back.first.forward, back.first.derivatives
     for row in rows:
-        heads = EditedHeads(forward, row.fn, lambda x: gradient.derivatives(x)[0], of_user)
+        heads = EditedHeads(forward, row.fn, lambda x: derivatives(x)[0], of_user)
         if row.fn.over == "backward" and row.estimator == forward.called and heads.are_small:
             one = Candidate(as_clause(row.effect), answer=heads.pull)
             try:  # it may not take the options, or fail in any way
                 for of, sample in back.samples.items():
-                    for x in sample.heads:
-                        back.predict(one, of, x.rows.at, x.rows.queries)
+                    back.predict_all(one, of, sample)
             except ValueError:
                 continue
             yield one
 
 
-def list_known(
-    back: Backward, _parts: Mapping[str, Part], of: str, _failed: Sequence[str]
-) -> Iterator[Candidate]:
+def _list_known(back: Backward) -> Iterator[Candidate]:
     """List the package's own rows of backward passes."""
-    yield from list_edited_backward(
-        back, back.gradients[of], known_rows(back.gradients[of].forward)
-    )
+    yield from list_edited_backward(back, known_rows(back.first.forward))
 
 
-def list_weighed(
-    back: Backward, parts: Mapping[str, Part], _: str, failed: Sequence[str]
-) -> Iterator[Candidate]:
+def _list_weighed(back: Backward) -> Iterator[Candidate]:
     """List gradients in which other query heads than those of a key head count, and how often."""
-    for of in (x for x in ("dv", "dk") if x in failed):
+    for of in (x for x in ("dv", "dk") if x in back.failed):
         heads = back.gradients[of].heads
         if max(map(len, heads.values()), default=1) == 1:
             return
-        counts: dict[Index, dict[Index, int]] = {}
-        for x in list_wrong(parts[of].problem, parts[of].numbers, back.samples[of].wrong):
-            fitted = _fit_times(back, of, x.take(thin(np.arange(len(x.got)), _FITTED_ROWS)))
-            if fitted is None:
-                return
-            counts[x.rows.at] = fitted
+        some = [x.take(thin(np.arange(len(x.got)), _FITTED_ROWS)) for x in back.list_wrong(of)]
+        fitted = {x.rows.at: _fit_times(back, of, x) for x in some}
+        counts = {at: x for at, x in fitted.items() if x is not None}
+        if len(counts) < len(fitted):
+            return
         if counts:
             by_first = {heads[at][0]: [*x.items()] for at, x in counts.items()}
             share_by = partial(_share_by, by_first)
@@ -211,10 +196,8 @@ def list_weighed(
             return
 
 
-def _share_by(
-    weights: Mapping[Index, Sequence[tuple[Index, float]]], heads: Sequence[Index]
-) -> Sequence[tuple[Index, float]]:
-    return weights.get(heads[0], [(x, 1.0) for x in heads])
+def _share_by(weights: Mapping[Index, Shares], heads: Sequence[Index]) -> Shares:
+    return weights.get(heads[0], count_once(heads))
 
 
 def _fit_times(back: Backward, of: str, x: Sampled) -> dict[Index, int] | None:
@@ -270,13 +253,11 @@ def _describe_weights(
     return f"the gradient of key head {place(at)} sums query heads {which}{more}"
 
 
-def list_added_rows(
-    back: Backward, parts: Mapping[str, Part], _: str, failed: Sequence[str]
-) -> Iterator[Candidate]:
+def _list_added_rows(back: Backward) -> Iterator[Candidate]:
     """List gradients to whose rows, in each head, one and the same vector is added."""
-    for of in failed:
+    for of in back.failed:
         added: dict[tuple[str, Index], Doubles] = {}
-        for x in list_wrong(parts[of].problem, parts[of].numbers, back.samples[of].wrong):
+        for x in back.list_wrong(of):
             error = differ(x.got, back.predict(Candidate(""), of, x.rows.at, x.rows.queries))
             # If one vector is added to all rows it is the mean of their errors.
             vector = np.mean(error, 0)
@@ -286,66 +267,52 @@ def list_added_rows(
                 break
             added[of, x.rows.at] = vector
         if added:
-            rows = parts[of].problem.rows
+            rows = back.parts[of].problem.rows
             text = f"the same vector is added to {of} of all {rows} of a head"
-            yield Candidate(text + _describe_added(back, added), added=added)
+            yield Candidate(text + _describe_added(back, of, added), added=added)
 
 
-def _describe_added(back: Backward, added: Mapping[tuple[str, Index], Doubles]) -> str:
+def _describe_added(back: Backward, of: str, added: Mapping[tuple[str, Index], Doubles]) -> str:
     """Say if it is the sum of the first rows of d_out of the next head, as a tile would have it."""
-    of = next(iter(added))[0]
     gradient = back.gradients[of]
     lead, n = gradient.forward.lead, gradient.forward.shape[0]
     heads = [*np.ndindex(lead)]
-    for size in _PADS if of == "dv" else ():
-        count = -n % size
-        for words, step in (("head", 1), ("batch member", lead[-1] if lead else 1)):
-            if count and all(
-                _is_sum(gradient, heads, heads.index(gradient.heads[at][-1]) + step, count, x)
-                for (_, at), x in added.items()
-            ):
-                return (
-                    f": the sum of d_out over queries 0 to {count - 1} of the next {words}, as if "
-                    f"the last tile of {size} queries ran past query {n - 1}"
-                )
+    steps = {"head": 1, "batch member": lead[-1] if lead else 1}
+    for size, (words, step) in product(_PADS if of == "dv" else (), steps.items()):
+        off, count = [], -n % size
+        for (_, at), vector in added.items():
+            next_head = heads[(heads.index(gradient.heads[at][-1]) + step) % len(heads)]
+            right = np.sum(gradient.derivatives(next_head)[0][:count], 0) - vector
+            off.append(np.max(np.abs(right)) / np.sqrt(np.mean(np.square(vector))))
+        if count and max(off) < _OFF_TIMES:
+            return (
+                f": the sum of d_out over queries 0 to {count - 1} of the next {words}, as if "
+                f"the last tile of {size} queries ran past query {n - 1}"
+            )
     return ""
 
 
-def _is_sum(
-    gradient: Gradient, heads: Sequence[Index], at: int, count: int, vector: Doubles
-) -> bool:
-    """Tell whether a vector is the sum of so many first rows of d_out of a head."""
-    if at >= len(heads):
-        return False
-    rows = gradient.derivatives(heads[at])[0][:count]
-    off = np.abs(np.sum(rows, 0) - vector)
-    return bool(np.max(off) < _OFF_TIMES * np.sqrt(np.mean(np.square(vector))))
-
-
-def list_other_strides(
-    back: Backward, _parts: Mapping[str, Part], of: str, _failed: Sequence[str]
-) -> Iterator[Candidate]:
+def _list_other_strides(back: Backward) -> Iterator[Candidate]:
     """List backward passes that read D or lse, or what D is made of, with other strides."""
-    forward = back.gradients[of].forward
+    forward = back.first.forward
     n, m, _ = forward.shape
     if not forward.lead or forward.lead[-1] == 1 or math.prod(forward.lead) * n * m > _READ_PAIRS:
         return
-    for name, called in (("delta", "D = d_out . out"), ("lse", "lse")):
-        for words, take in _STRIDES.items():
-            read = partial(_read_turned, forward.lead[-1], name, take)
-            text = f"{called} is read with the strides of {words}"
-            yield Candidate(text, read=read)
+    for (name, called), (words, take) in product(_OF_QUERIES.items(), _STRIDES.items()):
+        read = partial(_read_turned, forward.lead[-1], name, take)
+        yield Candidate(f"{called} is read with the strides of {words}", read=read)
 
 
 def _read_turned(
     heads: int, name: str, take: Callable[[Doubles], Doubles], look: Lookup, at: Index
-) -> tuple[BackwardHead, Kept]:
+) -> State:
     """Take numbers of a head from those of all heads, (heads, rows)."""
     back, kept = look(at)
     stack = np.stack([getattr(look((*at[:-1], h))[1], name) for h in range(heads)])
     return back, kept._replace(**{name: take(stack)[at[-1]]})
 
 
+_OF_QUERIES = {"delta": "D = d_out . out", "lse": "lse"}
 _STRIDES: Mapping[str, Callable[[Doubles], Doubles]] = {
     "(heads, rows), not (rows, heads)": lambda x: x.T.reshape(x.shape),
     "(rows, heads), not (heads, rows)": lambda x: x.reshape(x.shape[::-1]).T,
@@ -353,19 +320,15 @@ _STRIDES: Mapping[str, Callable[[Doubles], Doubles]] = {
 _COUNT_AS = {0: "are left out", 2: "count twice", 3: "count 3 times", 4: "count 4 times"}
 
 
-def list_moved(
-    back: Backward, parts: Mapping[str, Part], of: str, failed: Sequence[str]
-) -> Iterator[Candidate]:
+def _list_moved(back: Backward) -> Iterator[Candidate]:
     """List backward passes that read D or lse of other queries, by its wrong rows of dq."""
-    forward = back.gradients[of].forward
-    if "dq" not in failed or math.prod(forward.shape[:2]) > _PAIRS:
+    forward = back.first.forward
+    if "dq" not in back.failed or math.prod(forward.shape[:2]) > _PAIRS:
         return
-    part = parts["dq"]
-    wrong = list_wrong(part.problem, part.numbers, back.samples["dq"].wrong)
     heads = [*np.ndindex(forward.lead)][:_MOST_HEADS]
-    for name, called in (("delta", "D = d_out . out"), ("lse", "lse")):
+    for name, called in _OF_QUERIES.items():
         found: dict[Index, tuple[Index, int]] = {}
-        for x in wrong[:_HEADS_MOVED]:
+        for x in back.list_wrong("dq")[:_HEADS_MOVED]:
             values, errors = _solve_for(back, name, x)
             theirs = {y: getattr(back.keep("dq", y)[1], name) for y in heads}
             near = find_shift(x.rows.queries, values, errors, theirs)
@@ -375,15 +338,11 @@ def list_moved(
             found |= {x.rows.at: near} if near != (x.rows.at, 0) else {}
         if found:
             words = ", ".join(
-                f"in head {place(x)} from query i{_name_shift(by)} of head {place(y)}"
+                f"in head {place(x)} from query {write_shift('i', by)} of head {place(y)}"
                 for x, (y, by) in found.items()
             )
             text = f"{called} of query i is read from another query (0 beyond the last): {words}"
             yield Candidate(text, read=partial(read_moved, name, partial(_find_source, found)))
-
-
-def _name_shift(by: int) -> str:
-    return f" {'+' if by > 0 else '-'} {abs(by)}" if by else ""
 
 
 def _find_source(found: Mapping[Index, tuple[Index, int]], index: Index) -> tuple[Index, int]:
@@ -418,9 +377,8 @@ def _solve_for(back: Backward, name: str, x: Sampled) -> tuple[Doubles, Doubles]
     """
     held, kept = back.keep("dq", x.rows.at)
     i = x.rows.queries
-    head = Alternative("", back.gradients["dq"].forward).head(
-        x.rows._replace(keys=np.arange(held.head.keys))
-    )
+    keys = np.arange(held.head.keys)
+    head = Alternative("", back.gradients["dq"].forward).head(x.rows._replace(keys=keys))
 
     def of_delta(delta: Doubles) -> Doubles:
         some = Kept(kept.lse[i], delta, kept.top[i])
@@ -443,37 +401,31 @@ def _solve_for(back: Backward, name: str, x: Sampled) -> tuple[Doubles, Doubles]
         return kept.lse[i] - np.log(number), np.where(number > 0, error / number, math.inf)
 
 
-def list_rounded_scores(
-    back: Backward, _parts: Mapping[str, Part], of: str, _failed: Sequence[str]
-) -> Iterator[Candidate]:
+def _list_rounded_scores(back: Backward) -> Iterator[Candidate]:
     """List backward passes that round scores which the forward pass does not."""
-    forward = back.gradients[of].forward
+    forward = back.first.forward
     scale = forward.scale
-    for name in ("float16", "bfloat16"):
-        to = FORMATS[name]
-        by = {"scores are": 1.0, "q . k is": scale}
-        if forward.softcap is not None or "bias" in forward.first or not scale:
-            del by["q . k is"]
-        elif math.frexp(scale)[0] == 0.5:  # a power of 2
-            by = {"q . k is (or scores are)": scale}
-        for words, factor in by.items():
-            text = f"in the backward pass {words} rounded to {name}"
-            yield Candidate(text, scores=partial(_round_scores, to, factor))
+    by = {"scores are": 1.0, "q . k is": scale}
+    if forward.softcap is not None or "bias" in forward.first or not scale:
+        del by["q . k is"]
+    elif math.frexp(scale)[0] == 0.5:  # a power of 2
+        by = {"q . k is (or scores are)": scale}
+    for name, (words, factor) in product(("float16", "bfloat16"), by.items()):
+        text = f"in the backward pass {words} rounded to {name}"
+        yield Candidate(text, scores=partial(_round_scores, FORMATS[name], factor))
 
 
 def _round_scores(to: Format, by: float, scores: Doubles) -> Doubles:
     return np.asarray(by * to.round(scores / by))
 
 
-def list_solved(
-    back: Backward, parts: Mapping[str, Part], of: str, failed: Sequence[str]
-) -> Iterator[Candidate]:
+def _list_solved(back: Backward) -> Iterator[Candidate]:
     """List the backward pass with another D in some rows, those of dq that one number explains."""
-    n, m, _ = back.gradients[of].forward.shape
-    if "dq" not in failed or n * m > _PAIRS or parts["dq"].problem.shape[2] < _FEWEST_ROWS:
+    n, m, _ = back.first.forward.shape
+    if "dq" not in back.failed or n * m > _PAIRS:
         return
-    part, found, solved = parts["dq"], {}, [np.zeros((5, 0))]
-    for x in list_wrong(part.problem, part.numbers, back.samples["dq"].wrong):
+    problem, found, solved = back.parts["dq"].problem, {}, [np.zeros((5, 0))]
+    for x in back.list_wrong("dq") if problem.shape[2] >= _FEWEST_ROWS else ():
         values, errors = _solve_for(back, "delta", x)
         found[x.rows.at] = x.rows.queries, values
         delta = back.keep("dq", x.rows.at)[1].delta
@@ -483,7 +435,7 @@ def list_solved(
     if not len(values) or not np.all(np.isfinite(errors)):
         return
     rows = back.samples["dq"]._replace(columns=np.ones(0, bool))  # D is of whole rows
-    where = ", ".join(list_places(part.problem, rows))
+    where = ", ".join(list_places(problem, rows))
     text = f"D = d_out . out is {_relate(values / errors, near / errors)} in {where or 'all rows'}"
     yield Candidate(text, read=partial(_read_solved, found))
 
@@ -503,65 +455,46 @@ def _relate(values: Doubles, near: Doubles) -> str:
     return "another number"
 
 
-def _read_solved(
-    found: Mapping[Index, tuple[Any, Doubles]], look: Lookup, at: Index
-) -> tuple[BackwardHead, Kept]:
+def _read_solved(found: Mapping[Index, tuple[Any, Doubles]], look: Lookup, at: Index) -> State:
     """Take D of some rows."""
     back, kept = look(at)
     delta = kept.delta.copy()
-    if at in found:
-        rows, values = found[at]
-        delta[rows] = values
+    rows, values = found.get(at, ([], 0.0))
+    delta[rows] = values
     return back, kept._replace(delta=delta)
 
 
-def list_rescaled(
-    back: Backward, parts: Mapping[str, Part], of: str, failed: Sequence[str]
-) -> Iterator[Candidate]:
+def _list_rescaled(back: Backward) -> Iterator[Candidate]:
     """List the backward pass with another scale, which is fitted to some wrong rows."""
-    forward, one = back.gradients[of].forward, Candidate("", len(back.forward))
-    few = back.samples[failed[0]].heads[:1]
-    rows = [x.take(np.flatnonzero(x.wrong)[:_FEW_ROWS]) for x in few]
-    if (
-        not forward.scale
-        or not rows
-        or not len(rows[0].got)
-        or math.prod(forward.shape[:2]) > _PAIRS
-    ):
+    forward, one = back.first.forward, Candidate("", len(back.forward))
+    of, sample = next((x, back.samples[x]) for x in back.failed)
+    few = [x.take(np.flatnonzero(x.wrong)[:_FEW_ROWS]) for x in sample.heads[:1]]
+    if not (forward.scale and any(len(x.got) for x in few)):
         return
-    x, size = rows[0], back.samples[failed[0]].unit * row_sizes(rows[0].got)
+    if math.prod(forward.shape[:2]) > _PAIRS:
+        return
     back.forward.append(Alternative("", forward))
 
-    def compute(c: float) -> Doubles:
+    def compute(c: float) -> list[Doubles]:
         back.forward[one.number] = Alternative("", forward._replace(scale=c * forward.scale))
-        return back.predict(one, failed[0], x.rows.at, x.rows.queries)
+        return back.predict_all(one, of, sample._replace(heads=few))
 
-    def rate(c: float) -> float:
-        z = divide(differ(x.got, compute(c)), size)
-        return float(np.sum(z * z))
-
-    c = min(_SCALES, key=rate)
-    for _ in range(_SCALE_STEPS):
-        step = 1e-4 * c
-        low, high = compute(c - step), compute(c + step)
-        slope, z = (high - low) / (2 * step) / size, (x.got - (low + high) / 2) / size
-        square = float(np.sum(slope * slope))
-        if not (square > 0 and math.isfinite(square)):
-            return
-        c += float(np.clip(np.sum(slope * z) / square, -c / 2, c / 2))
-    compute(c)
-    words = f"the scale is {c:.4f} ± {1 / math.sqrt(square):.1g} times the declared scale"
-    yield one._replace(text=f"in the backward pass {words} (lse and out are right)")
+    got = [x.got for x in few]
+    if (fitted := fit_number(compute, got, got, sample.unit, _SCALES)) is not None:
+        compute(fitted[0])
+        words = f"the scale is {fitted[0]:.4f} ± {fitted[1]:.1g} times the declared scale"
+        yield one._replace(text=f"in the backward pass {words} (lse and out are right)")
 
 
-_SCALES, _SCALE_STEPS = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0), 8  # where a fit starts, and its steps
-_LISTINGS = (
-    list_rescaled,
-    list_moved,
-    list_other_strides,
-    list_rounded_scores,
-    list_weighed,
-    list_added_rows,
-    list_solved,
-    list_known,
+_SCALES = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # where a fit starts
+_LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
+    Backward.list_counted,
+    _list_rescaled,
+    _list_moved,
+    _list_other_strides,
+    _list_rounded_scores,
+    _list_weighed,
+    _list_added_rows,
+    _list_solved,
+    _list_known,
 )

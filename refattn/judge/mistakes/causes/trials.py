@@ -46,6 +46,7 @@ from .wrong_rows import (
     divide,
     find_tiles,
     finite,
+    fit_number,
     list_wrong,
     row_sizes,
 )
@@ -58,7 +59,6 @@ _MOST_PART = (
     0.9  # of the error, at least, that is explained by what is named though it does not hold
 )
 _LIKE = 0.8  # of what an alternative changes, at least, that is in the error
-_STEPS_OF_FIT = 8  # of a fit
 _JOINED = 3  # alternatives, at most, named together
 _FIRST_ROWS = 8  # wrong rows by which alternatives are left out
 _EMPTY = 0.125  # of wrong rows, at most, that see no key by an alternative
@@ -350,33 +350,15 @@ class Trials:
         wrong = {x: self.sample.heads[x].wrong for x in every}
         heads = [self.sample.heads[x].take(i) for x, i in wrong.items()]
         given = [self.given[x].out[i] for x, i in wrong.items()]
-        sizes = [self.sizes[x][i] for x, i in wrong.items()]
-        sample = self.sample._replace(heads=heads)
 
         def outs(c: float) -> list[Doubles]:
             return [family(c).result(x.rows).out if len(x.got) else x.got for x in heads]
 
-        c = min(starts, key=lambda c: compare_outputs(sample, outs(c), given).square)
-        error = math.inf
-        for _ in range(_STEPS_OF_FIT):
-            step = 1e-4 * abs(c)
-            product = size = noise = 0.0
-            # The mean of both sides would be off by what is curved, which float64 shows.
-            for x, here, next_to, std in zip(heads, outs(c), outs(c + step), sizes, strict=True):
-                # Not clipped as `divide` does: in float32 all of them may be out of its range.
-                slope = finite((next_to - here) / step / std)
-                z = finite(differ(x.got, here) / std)
-                product += float(np.sum(slope * z))
-                size += float(np.sum(slope * slope))
-                noise += float(np.sum(np.square(np.sum(slope * z, -1))))
-            if not size > 0:
-                return None
-            error = math.sqrt(max(noise, size)) / size
-            c, last = c + float(np.clip(product / size, -abs(c) / 2, abs(c) / 2)), c
-            if abs(c - last) < error / 10:
-                break
+        fitted = fit_number(outs, [x.got for x in heads], given, self.sample.unit, starts)
+        if fitted is None:
+            return None
         of_lse = [x for x in heads if x.lse is not None and len(x.got)]
-        return follow_normalisers(family, of_lse, (c, error), *self.about)
+        return follow_normalisers(family, of_lse, fitted, *self.about)
 
     def judge(self, one: Explained, profiles: Mapping[str, Profile], dtype: str) -> Explained:
         """Tell whether what an alternative leaves is by the roundings of one of the profiles."""

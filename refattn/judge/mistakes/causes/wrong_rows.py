@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ POWER = 50.0  # sum of the squares of what an alternative changes, at least, ove
 _MOST_STD = 1e6  # standard deviations
 _TILES, _WHOLE = (128, 64, 32, 16), 0.75  # of rows, and share of one, at least, that is wrong
 _DOUBTFUL, _AGAIN = 1e4, 2**20  # how far a row may be to be looked at again; pairs, at most
+_STEPS_OF_FIT = 8  # of a number
 _ALL_ROWS = 0.03  # of the root mean square of all rows, where a row is exactly 0
 
 
@@ -93,11 +94,14 @@ def draw_sample(
     dtype: str,
     where: Index,
     strange_alone: bool = False,
+    compute: Callable[[Index, slice], Result] | None = None,
 ) -> Sample:
     """Find wrong rows, among them that of the worst element, and take some of them with others.
 
-    Those with NaN or infinity are left out if others are wrong, or are the only ones.
+    Those with NaN or infinity are left out if others are wrong, or are the only ones. What is right
+    is exact attention, or what `compute` gives for some rows of a head.
     """
+    compute = compute or (lambda index, i: attend_rows(problem.head(index), i, None))
     n, m, d_v = problem.shape
     heads = math.prod(problem.lead)
     far, columns = np.full((heads, n), np.nan), np.zeros((2, d_v), bool)
@@ -111,7 +115,7 @@ def draw_sample(
         blocks += [x for x in covering if x not in blocks]
     for index, i in blocks:
         with np.errstate(all="ignore"):
-            exact = attend_rows(problem.head(index), i, None)
+            exact = compute(index, i)
             error = differ(numbers.out(index)[i], exact.out)
             z = np.abs(divide(error, unit * row_sizes(exact.out)))
             doubtful = np.max(z, -1, initial=0.0)
@@ -235,6 +239,42 @@ def compare_outputs(
         return Comparison(square, 0.0, 0.0, *holds, False)
     likeness = (gain + 2 * math.sqrt(moved)) / moved  # to the error that roundings make in it
     return Comparison(square, max(gain / excess, 0.0), likeness, *holds, True)
+
+
+def fit_number(
+    outs: Callable[[float], Sequence[Doubles]],
+    got: Sequence[Doubles],
+    given: Sequence[Doubles],
+    unit: float,
+    starts: Sequence[float],
+) -> tuple[float, float] | None:
+    """Fit a number to rows by Gauss and Newton, from the best of some starts, with its error."""
+    sizes = [unit * row_sizes(x) for x in given]
+
+    def rate(c: float) -> float:
+        # By the larger result: else rows that a number makes small would seem far off.
+        every = zip(got, outs(c), sizes, strict=True)
+        z = (divide(differ(x, y), np.maximum(unit * row_sizes(y), size)) for x, y, size in every)
+        return sum(float(np.sum(np.square(x))) for x in z)
+
+    c, error = min(starts, key=rate), math.inf
+    for _ in range(_STEPS_OF_FIT):
+        step = 1e-4 * abs(c)
+        product = square = noise = 0.0
+        # The mean of both sides would be off by what is curved, which float64 shows.
+        for x, here, next_to, std in zip(got, outs(c), outs(c + step), sizes, strict=True):
+            # Not clipped as `divide` does: in float32 all of them may be out of its range.
+            slope, z = finite((next_to - here) / step / std), finite(differ(x, here) / std)
+            product += float(np.sum(slope * z))
+            square += float(np.sum(slope * slope))
+            noise += float(np.sum(np.square(np.sum(slope * z, -1))))
+        if not square > 0:
+            return None
+        error = math.sqrt(max(noise, square)) / square
+        c, last = c + float(np.clip(product / square, -abs(c) / 2, abs(c) / 2)), c
+        if abs(c - last) < error / 10:
+            break
+    return c, error
 
 
 def _has_numbers(sample: Sample) -> bool:

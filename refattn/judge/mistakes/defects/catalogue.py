@@ -5,7 +5,7 @@ A row of `rows/*.diff` is a block of lines:
     causal-ahead: softmax rfa ra linear        name: estimators [over TEXT]
     A token sees the next one.                 the effect, of any number of lines
     seen: ...                                  where it was met; also tags:, only: and lacks:
-    @ visible                                  a function of the text
+    @ visible                                  a function of the text, or several
     - (ahead <= 0)                             occurs exactly once after its docstring
     + (ahead <= 1)                             what takes its place
 
@@ -26,7 +26,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..text import Edit
-from .edits import OVER_FORMULAS, RECURRENCES, Edited
+from .edits import COUPLINGS, OVER_FORMULAS, RECURRENCES, Edited
 
 _NO_TAGS: Mapping[str, Any] = MappingProxyType({})
 _OF_ALL = ("mask", "causal", "gqa")
@@ -148,7 +148,8 @@ def _entries(lines: list[str], every: list[str]) -> Iterator[Mutant]:
             effect.append(line)
     _demand(name, "say its effect in a sentence", bool(effect), lines[1:first])
     edits = tuple(_edits(name, lines[first:]))
-    tags = dict(x.split("=") for x in about["tags"].split())
+    tags = {"coupling": over} if over in COUPLINGS else {}
+    tags |= dict(x.split("=") for x in about["tags"].split())
     only = about["only"].split() or every
     for estimator in of.split():
         able = able_of[estimator]
@@ -176,7 +177,7 @@ def _edits(name: str, lines: list[str]) -> Iterator[Edit]:
     for line in [*lines, "@ "]:
         _demand(name, "change lines that begin with @, - or +", line[0] in "@-+", line)
         if (new and line[0] == "-") or ((old or new) and line[0] == "@"):
-            yield Edit(function, "\n".join(old), "\n".join(new))
+            yield from (Edit(x, "\n".join(old), "\n".join(new)) for x in function.split())
             old, new = [], []
         if line[0] == "@":
             function = line[2:]

@@ -126,7 +126,7 @@ CASES = {
         {}, "dv", "lse is in base 2, but weights are e^(score - lse)"),
     "one of shared heads": (lambda: backward(*SHARED, heads=slice(0, 1)),
         {}, "dk", "only query head 0 of 2 that share a key head counts"),
-    "scale of dq": (lambda: scaled("dq", 4.0), {}, "dq", "the scale is left out"),
+    "scale of dq": (lambda: scaled("dq", 4.0), {}, "dq", "the scale is missing in dq"),
     "scale of dk": (lambda: scaled("dk", 0.25), {}, "dk", "the scale is used twice"),
     "lost keys": (lambda: lost("dq", j=slice(16, 32)), {}, "dq", "keys 16 to 31 are left out"),
     "lost queries": (lambda: lost("dv", i=slice(32, 40)), {}, "dv",
@@ -192,12 +192,12 @@ def test_a_gradient_that_is_wrong_alone_is_explained_alone(part):
 def test_rows_that_a_cause_leaves_are_counted():
     """The row is not among those by which causes were tried."""
     arrays = backward(*SAME, CAUSAL, seen_back=True)
-    arrays["dk"][1, 21] *= -1
+    arrays["dk"][1, 18] *= -1
     found = verify(**arrays, causal=True, profile="flash").parts
     text = found["dk"].suspects[0].text
     assert text.startswith("agrees in part if in the backward pass attention is not causal")
     assert re.search(
-        r"; it does not explain 1 of \d+ wrong rows, the first is head 1, row 21$", text
+        r"; it does not explain 1 of \d+ wrong rows, the first is head 1, row 18$", text
     )
     assert found["dq"].suspects[0].text.startswith("agrees if")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from .....arrays.library import Array
-from .....naive.terms import half_square_norm, products, weighted_sum
+from .....naive.terms import half_square_norm, products
+from .stabilised import normalised
 
 
 def log_kernel(q: Array, k: Array, omega: Array, log_weight: Array) -> Array:
@@ -20,6 +21,4 @@ def log_kernel(q: Array, k: Array, omega: Array, log_weight: Array) -> Array:
 def average(kernel: Array, v: Array, seen: Array) -> Array:
     """Mean of the values of the keys seen, with weights that are not logarithms."""
     weights = np.where(seen, kernel, 0.0)
-    total = np.sum(weights, axis=-1, keepdims=True)
-    some = np.any(seen, axis=-1, keepdims=True)
-    return weighted_sum(weights, v, seen) / np.where(some, total, 1.0)
+    return normalised(weights, v, seen)

@@ -13,9 +13,7 @@ def average(scores: Array, v: Array, seen: Array) -> Array:
     """Mean of the values of the keys seen, with weights e^score; 0 if there are none."""
     top = finite(np.max(hide(scores, seen), axis=-1, keepdims=True, initial=-np.inf))
     weights = np.where(seen, np.exp(scores - top), 0.0)
-    total = np.sum(weights, axis=-1, keepdims=True)
-    some = np.any(seen, axis=-1, keepdims=True)
-    return weighted_sum(weights, v, seen) / np.where(some, total, 1.0)
+    return normalised(weights, v, seen)
 
 
 @formula(any_scale)
@@ -36,6 +34,11 @@ def softmax_attention(
 def ratio(kernel: Array, log_scale: Array, v: Array, seen: Array) -> Array:
     """Mean of the values of the keys seen, with weights kernel e^log_scale of either sign."""
     weights = np.where(seen, kernel * np.exp(log_scale), 0.0)
+    return normalised(weights, v, seen)
+
+
+def normalised(weights: Array, v: Array, seen: Array) -> Array:
+    """Divide the sum of the values by that of the weights."""
     total = np.sum(weights, axis=-1, keepdims=True)
     some = np.any(seen, axis=-1, keepdims=True)
     return weighted_sum(weights, v, seen) / np.where(some, total, 1.0)
