@@ -1,8 +1,9 @@
 r"""Mean and covariance of queries or keys, computed in one pass and mergeable.
 
 `estimate` reads an array (or a file mapped into memory) and `estimate_chunks` a stream, block by
-block; `merge` joins results of different machines. `shrink` and `summary` estimate how reliable a
-covariance of few rows is, and `mean_only` and `mean_plus_trace` approximate squared norms.
+block; `merge` joins results of different machines, and `draw` makes synthetic rows. `shrink` and
+`summary` estimate how reliable a covariance of few rows is, and `mean_only` and `mean_plus_trace`
+approximate squared norms.
 
     Chan, Golub and LeVeque, Algorithms for computing the sample variance, The American
     Statistician 37(3), 1983: shifting, merging, and pairwise merging.
@@ -30,6 +31,7 @@ from .engine.scatter import Scatter, fold_rows, join_scatters
 __all__ = [
     "Moments",
     "Summary",
+    "draw",
     "estimate",
     "estimate_chunks",
     "mean_only",
@@ -405,6 +407,50 @@ def summary(m: Moments) -> Summary:
         mean_norm=np.hypot.reduce(mean, axis=-1),  # squares may overflow
         trace=np.trace(cov, axis1=-2, axis2=-1),
     )
+
+
+@as_written
+def draw(m: Moments, count: int, *, rng: Any = None) -> Array:
+    r"""Draw synthetic queries or keys: normal rows with given moments.
+
+    .. math:: x_i \sim N(\hat\mu, \hat\Sigma)
+
+    Parameters
+    ----------
+    m : Moments
+        Of queries or keys; the covariance may be singular.
+    count : int
+        Number of rows for each head, at least 1.
+    rng
+        As in `sampling.draw`: the same seed gives the same rows in every library, to rounding.
+
+    Returns
+    -------
+    array, shape (..., count, d)
+        Namespace, dtype and device of `m.mean`; nan for heads whose covariance is not finite.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `m` is not a Moments, its fields do not match, or `count` is not a positive integer.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import moments
+    >>> m = moments.Moments(9, np.array([1.0, 2.0]), np.array([[4.0, 0.0], [0.0, 0.0]]))
+    >>> x = moments.draw(m, 10_000, rng=0)
+    >>> x.shape, x.mean(0).round(1), x.std(0).round(1)
+    ((10000, 2), array([1., 2.]), array([2., 0.]))
+    """
+    check_moments(m=m)
+    mean, cov = to_host(m.mean), to_host(m.cov)
+    checks.length("count", count, mean.size)
+    finite = np.all(np.isfinite(cov), axis=(-2, -1), keepdims=True)
+    values, vectors = np.linalg.eigh(np.where(finite, cov, 0.0))
+    root = np.where(finite, np.sqrt(np.maximum(values, 0.0))[..., None, :] * vectors, math.nan)
+    z = checks.generator(rng).standard_normal((*mean.shape[:-1], count, mean.shape[-1]))
+    return constant(mean[..., None, :] + z @ np.swapaxes(root, -1, -2), m.mean)
 
 
 @as_written

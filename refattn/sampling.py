@@ -310,7 +310,7 @@ def draw(
     d : int
         Length of a frequency, the head size, at least 1.
     coupling : str, default "iid"
-        How frequencies depend on each other. With every coupling but the last, each row z is
+        How frequencies depend on each other. With every coupling but the last two, each row z is
         exactly N(0, I). A Gaussian proposal maps rows to mean + cov^{1/2} z.
 
         * ``"iid"``: independent.
@@ -324,8 +324,12 @@ def draw(
           quantile (scipy.stats.qmc); Sobol points are balanced when S is a power of 2.
         * ``"regularised"``: orthogonal with all norms sqrt(d). Not normal, hence biased: the
           kernel is underestimated however many frequencies are drawn (see `BIASED_COUPLINGS`).
+        * ``"sorf"``: the rows of sqrt(p) H D_1 H D_2 H D_3, p the power of 2 from d, H the
+          orthogonal Hadamard matrix and D_i random signs; d entries of each. Their products with
+          the d signs of D_3 are sums, and so only nearly normal. Yu et al., arXiv:1610.09072.
 
-        When S is not a multiple of the block (d, or 2 for antithetic) the last block is partial.
+        When S is not a multiple of the block (d, 2 for antithetic, p for sorf) the last block is
+        partial.
     proposal : Gaussian or Mixture, optional
         The distribution of each frequency, N(0, I) by default. A batch of proposals draws
         independently for each of its members. In a mixture the component of each frequency is drawn
@@ -503,6 +507,18 @@ def _simplex_directions(d: int) -> Doubles:
     return np.asarray(rows)
 
 
+def _hadamard(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
+    """Draw blocks sqrt(p) H D_1 H D_2 H D_3: rows of length sqrt(p), orthogonal where p = d."""
+    from scipy.linalg import hadamard
+
+    size = 1 << (d - 1).bit_length()
+    h = hadamard(size) / math.sqrt(size)
+    signs = rng.choice([-1.0, 1.0], (3, -(-num_samples // size), 1, size))
+    first, second, third = h * signs
+    rows = np.asarray(math.sqrt(size) * first @ second @ third)
+    return rows.reshape(-1, size)[:num_samples, :d]
+
+
 def _quasi(engine: str, num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
     """Draw standard normal points by a scrambled quasi-Monte Carlo engine of SciPy."""
     from scipy.special import ndtri
@@ -522,9 +538,10 @@ COUPLINGS: dict[Coupling, Callable[[int, int, np.random.Generator], Doubles]] = 
     "regularised": lambda n, d, rng: math.sqrt(d) * _rotations(np.eye(d), n, rng),
     "simplex": lambda n, d, rng: _give_norms(_rotations(_simplex_directions(d), n, rng), rng),
     "sobol": partial(_quasi, "Sobol"),
+    "sorf": _hadamard,
 }
 
-BIASED_COUPLINGS = frozenset({"regularised"})
+BIASED_COUPLINGS = frozenset({"regularised", "sorf"})
 
 
 def check_gaussians(name: str, proposals: Any) -> Any:

@@ -63,7 +63,7 @@ class SupportsArray(Protocol):
 
 
 Coupling = Literal[
-    "antithetic", "halton", "iid", "orthogonal", "regularised", "simplex", "sobol"
+    "antithetic", "halton", "iid", "orthogonal", "regularised", "simplex", "sobol", "sorf"
 ]  # fmt: skip
 """How frequencies depend on each other: `refattn.sampling.draw`."""
 

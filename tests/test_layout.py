@@ -48,7 +48,7 @@ TABLE = {
     "registry",
     "judge.verification": "engine features files judge.kinds judge.mistakes judge.rounding "
     "judge.stats registry",
-    "judge.kinds": "judge.rounding judge.verification",
+    "judge.kinds": "engine files judge.rounding judge.verification",
     "judge.runs": "files judge.rounding judge.stats judge.verification",
     "judge.conformance": "_version attention engine estimators features files gradients kernels "
     "judge.mistakes judge.rounding judge.stats judge.verification naive registry sampling theory",

@@ -365,6 +365,20 @@ def test_backends_agree(backend, dtype, axis):
 
 
 @pytest.mark.long("jax")
+def test_synthetic_rows(backend, dtype):
+    """Rows are the mean and standard normal rows times a root of the covariance."""
+    m = estimate(draw(np.random.default_rng(9), 2, 3, 5, dtype=dtype))  # singular
+    m.cov[1, 0, 0] = np.nan
+    x = moments.draw(Moments(3, backend.array(m.mean), backend.array(m.cov)), 40, rng=1)
+    x = backend.check(x, dtype)
+    z = np.random.default_rng(1).standard_normal((2, 40, 5))
+    root = np.linalg.lstsq(z[0], x[0] - m.mean[0])[0]
+    np.testing.assert_allclose(root.T @ root, m.cov[0], rtol=0, atol=50 * np.finfo(dtype).eps)
+    np.testing.assert_allclose(m.mean[0] + z[0] @ root, x[0], atol=50 * np.finfo(dtype).eps)
+    assert np.all(np.isnan(x[1]))
+
+
+@pytest.mark.long("jax")
 def test_backends_agree_on_what_follows(backend, dtype):
     m = estimate(draw(np.random.default_rng(8), 2, 5, 4, dtype=dtype))
     rtol = 100 * float(np.finfo(dtype).eps)

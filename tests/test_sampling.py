@@ -126,7 +126,12 @@ def test_couplings_by_construction():
     np.testing.assert_array_equal(omega[4:], -omega[:3])
     omega = sampling.draw(7, 3, coupling="regularised", rng=SEED).omega
     np.testing.assert_allclose(np.linalg.norm(omega, axis=-1), np.sqrt(3.0))
-    assert {"regularised"} == sampling.BIASED_COUPLINGS
+    assert {"regularised", "sorf"} == sampling.BIASED_COUPLINGS
+    for d, size in ((4, 4), (3, 4), (1, 1)):
+        omega = sampling.draw(2 * size, d, coupling="sorf", rng=SEED).omega
+        gram = omega[:size].T @ omega[:size]  # of columns, which are orthogonal for any d
+        np.testing.assert_allclose(gram, size * np.eye(d), atol=1e-14)
+        assert size < 4 or np.any(omega[:size] != omega[size:])
     for coupling, radius in (("sobol", 0.02), ("halton", 0.06)):
         # Scrambled points fill the cube more evenly than iid points, whose discrepancy is ~ 0.06:
         # by Sobol's construction each of 256 equal slices of each axis holds exactly one point.

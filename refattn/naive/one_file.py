@@ -1,7 +1,8 @@
 """The formulas of `naive` as one file that imports nothing of the package, for others to keep.
 
 The file is made of the source of the package: the definitions that the formulas reach, in the
-order terms, formulas, checks.
+order terms, formulas, checks. Formulas that are asked for by name come first, and are given their
+checks at the end.
 """
 
 from __future__ import annotations
@@ -75,15 +76,18 @@ def formulas(names: Sequence[str] = ()) -> str:
         choice("names", name, naive.__all__)
     chosen = sorted(set(names)) or naive.__all__
     kept, imports = _reached([_home(name) for name in chosen])
+    ahead = [x for x in kept if x.name in names and not _defined_by_others(x)]
+    first, last = zip(*map(_undecorated, ahead), strict=True) if ahead else ((), ())
     module = ast.parse(_source("naive.__init__"))  # not `__doc__`, which python -OO leaves out
-    first, _, *rest = (ast.get_docstring(module) or "").split("\n\n")  # less that on the package
-    heading = "\n\n".join([first, *rest])
+    title, _, *rest = (ast.get_docstring(module) or "").split("\n\n")  # less that on the package
+    heading = "\n\n".join([title, *rest])
     body = [f'r"""{heading}\n"""', "from __future__ import annotations", *_statements(imports)]
     if len(chosen) > 1:
         body.append("__all__ = [\n" + "".join(f'    "{name}",\n' for name in chosen) + "]")
     else:
         body.append(f'__all__ = ["{chosen[0]}"]')
-    text = "\n\n".join(body) + "\n\n\n" + "\n\n\n".join(_renamed(x) for x in kept) + "\n"
+    others = [_renamed(x) for x in kept if x not in ahead]
+    text = "\n\n\n".join(["\n\n".join(body), *first, *others, *last]) + "\n"
     text = "# fmt: off\n" + text
     words = "".join(f" {name}" for name in names)
     digest = hashlib.sha256(text.encode("ascii")).hexdigest()
@@ -206,6 +210,21 @@ def _renamed(definition: _Definition) -> str:
     if _called(module, name) != name:  # a line begins with the name, or with one word before it
         lines[at] = re.sub(rf"^(\w+ )?{name}\b", rf"\g<1>{_called(module, name)}", lines[at])
     return "\n".join(lines).replace(">>> from refattn import naive", ">>> import naive")
+
+
+def _defined_by_others(definition: _Definition) -> bool:
+    """Whether a formula has a default that is a name, which must be there before it."""
+    assert isinstance(definition.node, ast.FunctionDef)
+    arguments = definition.node.args
+    defaults = filter(None, (*arguments.defaults, *arguments.kw_defaults))
+    return any(isinstance(x, ast.Name) for default in defaults for x in ast.walk(default))
+
+
+def _undecorated(definition: _Definition) -> tuple[str, str]:
+    """The source of a formula without its decorator, and a statement that decorates it."""
+    head, mark, body = _renamed(definition).partition(f"def {definition.name}(")
+    call = head[head.index("@") + 1 :].rstrip()
+    return mark + body, f"{definition.name} = {call}({definition.name})"
 
 
 def _statements(imports: set[str]) -> Iterator[str]:

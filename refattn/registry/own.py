@@ -136,12 +136,12 @@ def _variant(record: Estimator, name: str, **changes: Any) -> Estimator:
 
 
 def _coupled(coupling: str) -> Estimator:
-    """RFA with frequencies that are not independent; regularised ones are not N(0, I)."""
-    marginal = () if coupling == "regularised" else ("random-features",)
+    """RFA with frequencies that are not independent; biased ones are not N(0, I)."""
+    marginal = () if coupling in sampling.BIASED_COUPLINGS else ("random-features",)
     return _variant(
         _RFA,
         f"rfa-{coupling}",
-        aliases=("performer", "favor") if coupling == "orthogonal" else (),
+        aliases=("performer", "favor", "favor+") if coupling == "orthogonal" else (),
         fn=partial(_RFA.fn, coupling=coupling),
         options=(*_SEES, "omega", "omega_per_head"),
         traits=(*_MEAN, *_SHARED, *marginal),
@@ -187,7 +187,9 @@ def _at_means(record: Estimator, name: str, **changes: Any) -> Estimator:
     )
 
 
-def _fitted(name: str, record: Estimator, fit: str = "fit") -> Estimator:
+def _fitted(
+    name: str, record: Estimator, fit: str = "fit", aliases: tuple[str, ...] = ()
+) -> Estimator:
     """An estimator whose proposal is fitted to the queries and keys."""
     return _variant(
         record,
@@ -196,6 +198,7 @@ def _fitted(name: str, record: Estimator, fit: str = "fit") -> Estimator:
         options=("scale",),
         traits=(*_MEAN, *_DRAWS, *({"unlimited-size"} & set(record.traits))),
         state=None,
+        aliases=aliases,
         evaluate=record.fn,
     )
 
@@ -235,7 +238,9 @@ for _record in (
     *(_RFA if name == "iid" else _coupled(name) for name in sampling.COUPLINGS),
     *(_featured(name) for name in kernels.FEATURES if name != "positive"),
     _fitted("rfa-adapted", _RFA),
-    _fitted("rfa-saderf", _RFA, "saderf"),
+    _fitted("rfa-oprf", _RFA, "oprf", ("oprf", "gerf", "favor++")),
+    _fitted("rfa-sderf", _RFA, "sderf", ("sderf", "derf", "favor#")),
+    _fitted("rfa-saderf", _RFA, "saderf", ("saderf",)),
     Estimator(
         "is",
         _importance_sampled,

@@ -68,7 +68,7 @@ class Estimator(NamedTuple):
     Attributes
     ----------
     name : str
-        What the command line and `ESTIMATORS` call it: letters, digits, - and _.
+        What the command line and `ESTIMATORS` call it: letters, digits, -, _, + and #.
     fn : callable
         The estimator, ``fn(q, k, v, **options)`` on arrays (..., n, d), (..., m, d), (..., m, d_v);
         with the trait "pairs" ``fn(x, y, ...)``, with "rows" ``fn(x)``. With the trait "random" it
@@ -271,7 +271,7 @@ def find_record(fn: Any) -> Estimator | None:
 
 _PLACES = ("vjp", "vectors")  # what may be named as "package.module:name"
 _OPTIONAL = ("certified", "evaluate", *_PLACES)
-_JOINTS = str.maketrans("", "", "-_")
+_JOINTS = str.maketrans("", "", "-_+#")
 _COMMAND_WORDS = ("all", "none")  # which no estimator may be called: options take them
 # Options that are keywords of functions; the others say what an implementation can do.
 _KEYWORDS = {
@@ -302,7 +302,7 @@ def _checked(record: Any) -> Estimator:
         for name in names:
             if not name.translate(_JOINTS).isalnum():
                 raise ValueError(
-                    f"`{argument}` must consist of letters, digits, - and _, got {name!r}."
+                    f"`{argument}` must consist of letters, digits, -, _, + and #, got {name!r}."
                 )
             if name in _COMMAND_WORDS:
                 raise ValueError(f"`{argument}` must not be {name!r}: it is a reserved word.")
@@ -390,9 +390,10 @@ def register(record: Estimator) -> Estimator:
     TypeError
         If `record` is not an Estimator, or a field does not have the type that `Estimator` states.
     ValueError
-        If a name exists already or has characters other than letters, digits, - and _; if a trait
-        is unknown or needs another trait; if a function does not take the size, an option or, if it
-        is random, `rng`; or if ``"vjp"`` is among the options of what is no attention function.
+        If a name exists already or has characters other than letters, digits, -, _, + and #; if a
+        trait is unknown or needs another trait; if a function does not take the size, an option or,
+        if it is random, `rng`; or if ``"vjp"`` is among the options of what is no attention
+        function.
 
     Examples
     --------

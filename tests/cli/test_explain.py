@@ -65,7 +65,7 @@ def test_every_name_is_in_one_group():
         ("edge-1", "look like a known bug: a query does not see its last key"),
         ("mean square of tiles of 16", "deviation, of a tile of 16 or more queries of a head."),
         ("UNDERPOWERED", "UNDERPOWERED: a verdict: no test failed, but"),
-        ("performer", "estimator rfa-orthogonal, performer, favor: "),
+        ("performer", "estimator rfa-orthogonal, performer, favor, favor+: "),
         ("torch-sdpa", "spec torch-sdpa, conventions of a well-known function: library=torch "),
     ],
 )

@@ -339,7 +339,7 @@ def test_completion():
     assert completed("to") == ["tolerance"]
     assert completed("compare --estimators perf") == ["performer"]
     assert completed("compare --estimators ra,lara-o") == ["ra,lara-own"]
-    assert completed("check x:y --estimator fav") == ["favor"]
+    assert completed("check x:y --estimator fav") == ["favor", "favor+", "favor++", "favor#"]
     assert "torch-sdpa" in completed("check x:y --spec torch")
     assert "scale=" in completed("check x:y --tag sc")
     assert completed("check x:y --capability caus") == ["causal"]

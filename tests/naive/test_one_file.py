@@ -101,6 +101,13 @@ def test_a_single_formula_takes_what_it_needs_only(name, everything):
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.parametrize("name", ["random_feature_attention", "linear_randomized_attention"])
+def test_a_formula_that_is_named_is_the_first_definition(name):
+    tree = ast.parse(one_file.formulas([name]))
+    defined = [x.name for x in tree.body if isinstance(x, ast.FunctionDef | ast.ClassDef)]
+    assert defined[0] == name
+
+
 def test_the_header_names_version_and_licence_and_has_the_checksum():
     text = one_file.formulas(["visible"])
     head, body = text.splitlines(keepends=True)[:4], "".join(text.splitlines(keepends=True)[4:])

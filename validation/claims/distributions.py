@@ -20,6 +20,7 @@ from refattn import adapt, moments, sampling, theory
 from validation import plotting, suite
 
 D, TOKENS, BINS = 10, 1000, 25
+HIGHER = (15, 20, 30)  # D of a study that the reference leaves to the future
 FIGURES = (1, 2, 3, 4, 5)
 COUNTS = (1, 10, 100, 1_000, 10_000)  # R
 DRAWS = {"tiny": 1, "quick": 42, "full": 64}  # independent experiments a figure
@@ -34,19 +35,20 @@ MORE = {
 MORE_OF_TASK = 36
 METHODS = ("eq. (9)", "eq. (15)", "adapted")
 CLOSE = 0.5  # more than half of the attention at the right keys
+FAMILIES = (lambda *of, scale: None, adapt.oprf, adapt.sderf, adapt.optimal_gaussian, adapt.fit)
 NEARER = 0.1  # gain in total variation that counts
 VANISHES = -20  # log10 of an estimate over the kernel
 
 
-def tokens(rng: np.random.Generator, figure: int) -> tuple[Any, Any]:
+def tokens(rng: np.random.Generator, figure: int, d: int = D) -> tuple[Any, Any]:
     """Queries and keys of one figure, of a law drawn anew where it is random."""
 
     def draw() -> Any:
         fixed = figure in (2, 3)
-        mean = np.full(D, 1.0 if figure == 2 else 3.0) if fixed else rng.random(D)
+        mean = np.full(d, 1.0 if figure == 2 else 3.0) if fixed else rng.random(d)
         fixed = figure in (4, 5)
-        root = np.full((D, D), 1.0 if figure == 4 else 3.0) if fixed else rng.random((D, D))
-        return mean + rng.standard_normal((TOKENS, D)) @ root.T
+        root = np.full((d, d), 1.0 if figure == 4 else 3.0) if fixed else rng.random((d, d))
+        return mean + rng.standard_normal((TOKENS, d)) @ root.T
 
     return draw(), draw()
 
@@ -61,13 +63,15 @@ def tasks(level: str) -> suite.Tasks:
     for f, more in MORE[level].items():
         one = {"figure": f, "kind": "more", "draws": MORE_OF_TASK, "rows": rows}
         found += [one] * (more // MORE_OF_TASK)
-    return found
+    return [*found, *({"figure": f, "kind": "higher"} for f in FIGURES)]
 
 
 def run(rng: np.random.Generator, figure: int, kind: str, **task: Any) -> dict[str, Any]:
     """Maps of one experiment, or distances from softmax attention of several."""
     if kind == "maps":
         return {"figure": figure, "maps": maps(rng, *tokens(rng, figure), task["counts"])}
+    if kind == "higher":
+        return {"figure": figure, kind: [needed(*tokens(rng, figure, d))[0] for d in (D, *HIGHER)]}
     each = {"more": last_distance, "draws": distances}[kind]
     found = [each(rng, *tokens(rng, figure), *task["rows"]) for _ in range(task["draws"])]
     return {"figure": figure, kind: found}
@@ -107,6 +111,8 @@ def distances(rng: np.random.Generator, q: Any, k: Any, queries: int, keys: int)
         for method in METHODS
     }
     found["limit"] = [variation(limit, exact)]
+    proposals = [best(*of, scale=1.0) for best in FAMILIES]
+    found["excess"] = [float(adapt.expected_log_excess(*of, p, scale=1.0)) for p in proposals]
     return {**found, "needed": needed(q, k), "size": size(rng, q, k, of)}
 
 
@@ -198,6 +204,19 @@ def judge(results: suite.Results) -> suite.Findings:
         "adapted": [
             suite.more_often(f"figure {f}, {m}", last[adapted][f] < last[m][f])
             for m in (exact, constant)
+            for f in FIGURES
+        ],
+        "higher D": [
+            suite.Compared(
+                f"figure {r['figure']}, largest step of -log10 R over D",
+                float(np.max(-np.diff(r["higher"]))),
+                0.0,
+            )
+            for r in results
+            if "higher" in r
+        ],
+        "families": [
+            suite.Compared(f"figure {f}, largest step", np.max(np.diff(found[f]["excess"])), 1e-6)
             for f in FIGURES
         ],
     }

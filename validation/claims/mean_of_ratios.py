@@ -20,6 +20,7 @@ D, KEYS, LENGTH = 4, 6, 0.7  # LENGTH of the query and the keys
 COUNTS = (1, 4, 16, 64, 128)  # frequencies S
 DRAWS = {"tiny": 20, "quick": 12_000, "full": 200_000}
 EPS = float(np.finfo(float).eps)
+WEIGHED = {"is": None, "weighted": sampling.Gaussian(np.full(D, 0.2), 1.2 * np.eye(D))}
 
 
 def problem() -> tuple[Any, Any, Any]:
@@ -42,7 +43,13 @@ def run(rng: np.random.Generator, count: int, draws: int) -> dict[str, Any]:
     omega = sampling.draw(draws * count, D, rng=rng).omega.reshape(draws, count, D)
     target = sampling.draw_target(q, k, num_samples=draws * count, rng=rng, scale=1.0)
     target = target.reshape(draws, 1, count, D)
+    drawn = sampling.draw(draws * count, D, proposal=WEIGHED["weighted"], rng=rng)
+    weighted: dict[str, Any] = {
+        "omega": drawn.omega.reshape(omega.shape),
+        "log_weight": drawn.log_weight.reshape(omega.shape[:-1]),
+    }
     out = {
+        "weighted": refattn.importance_sampled_attention(q, k, v, **weighted, scale=1.0),
         "is": refattn.importance_sampled_attention(q, k, v, omega=omega, scale=1.0),
         "rfa": refattn.random_feature_attention(q, k, v, omega=omega, scale=1.0),
         "ratios": refattn.mean_of_ratios_attention(q, k, v, omega=omega, scale=1.0),
@@ -50,7 +57,7 @@ def run(rng: np.random.Generator, count: int, draws: int) -> dict[str, Any]:
     }
     # All values may be 1: a mean of them is in [0, 1] but for rounding.
     flat = {name: x[:, 0, 0] for name, x in out.items()}
-    bounded = {name: np.clip(x, 0, 1) for name, x in flat.items() if name != "is"}
+    bounded = {name: np.clip(x, 0, 1) for name, x in flat.items() if name not in WEIGHED}
     size = float(np.max(np.linalg.norm(omega, axis=-1)))
     return {"count": count, "size": size, **flat, **bounded}
 
@@ -60,12 +67,19 @@ def judge(results: suite.Results) -> suite.Findings:
     q, k, v = problem()
     exact = float(refattn.softmax_attention(q, k, v, scale=1.0)[0, 0])
     evidence: suite.Evidence = defaultdict(list)
+    law, scores = theory.importance_sampling_law(q, k, v, num_features=1, scale=1.0), k @ q[0]
+    moments = np.exp(q[0] @ q[0] + 2 * (scores + scores[:, None]) + k @ k.T)  # of pairs of keys
+    direct = v[:, 0] @ moments @ v[:, 0] / np.sum(np.exp(scores)) ** 2 - exact**2
+    off = abs(float(law.variance[0, 0] / direct) - 1) / EPS
+    evidence["importance sampling"].append(suite.Compared("variance, as a sum", off, 64.0, "eps"))
     rows = []
     for r in results:
         count, n, name = r["count"], len(r["is"]), f"S = {r['count']}"
-        law = theory.importance_sampling_law(q, k, v, num_features=count, scale=1.0)
-        variance = float(law.variance[0, 0])
-        evidence["importance sampling"].append(suite.catoni(name, r["is"], exact, variance, 0.1))
+        for what, proposal in WEIGHED.items():
+            one: dict[str, Any] = {"num_features": count, "proposal": proposal, "scale": 1.0}
+            variance = float(theory.importance_sampling_law(q, k, v, **one).variance[0, 0])
+            of_one = (r[what], exact, variance, 0.1)
+            evidence["importance sampling"].append(suite.catoni(f"{what}, {name}", *of_one))
         law = theory.randomized_attention_law(q, k, v, num_samples=count, scale=1.0)
         cap = float(law.variance[0, 0])
         null, to = (stats.bernstein, r["ra"], exact, cap), (0.1, "")

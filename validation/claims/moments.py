@@ -47,19 +47,20 @@ def tasks(level: str) -> suite.Tasks:
     return [
         {"kind": "laws", "count": REPLICATES[level]},
         {"kind": "pieces", "count": 100},
-        *({"kind": "errors", "count": ERRORS[level], "d": d, "rows": n} for d, n in SIZES),
+        *({"kind": "errors", "count": ERRORS[level], "d": d, "size": n} for d, n in SIZES),
     ]
 
 
-def run(rng: np.random.Generator, kind: str, count: int, d: int = D, rows: int = N) -> Any:
+def run(rng: np.random.Generator, kind: str, count: int, d: int = D, size: int = N) -> Any:
     """Estimates, the largest difference between pieces and the whole, or squared errors."""
     mean, root = law()
     if kind == "laws":
-        found = moments.estimate(mean + rng.standard_normal((count, N, D)) @ root.T)
+        rows = moments.draw(moments.Moments(N, mean, root @ root.T), count * N, rng=rng)
+        found = moments.estimate(rows.reshape(count, N, D))
         return found.mean, found.cov
     if kind == "pieces":
         return max(pieces(mean + rng.standard_normal((57, D)) @ root.T) for _ in range(count))
-    cov = moments.estimate(rng.standard_normal((count, rows, d))).cov
+    cov = moments.estimate(rng.standard_normal((count, size, d))).cov
     return np.sum((cov - np.eye(d)) ** 2, axis=(-2, -1)) / d
 
 

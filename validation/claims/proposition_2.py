@@ -11,20 +11,25 @@ If the kernel vanishes, the error does if and only if E tends to -infinity, for 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from decimal import Decimal, localcontext
+from itertools import product
 from typing import Any
 
 import numpy as np
 from scipy import special
 
 from refattn import features, kernels, sampling, theory
-from refattn.judge import stats
 from validation import plotting, suite
-from validation.claims.proposition_1 import D, pair
+from validation.claims import _normal, proposition_1
+from validation.claims.proposition_1 import EPS, IDENTITIES, UNIT, D, pair
 
 DRAWS = {"tiny": 200, "quick": 20_000, "full": 400_000}
-LENGTHS = {1: (0.5, 1.0, 2.0), 2: (0.5, 1.0, 2.0), 16: (1.0,)}  # |x + y|, by m
+COUNTS = (1, 2, 16)  # frequencies m
+SET = 16  # frequencies that should be independent
+# Of one frequency the square of the estimate over the kernel is e^(2 s z - s^2), of two the product
+# e^(s (z + z') - s^2): with |x + y| = s they are as one estimate with 2 s, and with s times root 2.
+LAWS = {"": 3.0, "sums of two, ": 3 / math.sqrt(2), "sums of all, ": math.sqrt(2)}
 FEW, MORE = 16, 256  # frequencies compared
 KEYS = (6.0, 9.0, 18.0, 36.0)  # x = (1, 0), y = (-r, 0): the kernel is exp(-r)
 SIDES = {  # directions in which the kernel vanishes, and whether the error does
@@ -37,8 +42,6 @@ SIDES = {  # directions in which the kernel vanishes, and whether the error does
 }
 PATHS = {"y = -0.8 x": (0.8, -1.0), "|x| = |y|, cosine -0.2": (1.0, -0.2)}  # of the figure
 MEASURED = ((0.5, 1.0, 2.0, 3.0), (0.3, 0.5, 0.7, 0.9))  # |x| on them, |x + y| being at most 1.1
-EPS = float(np.finfo(float).eps)
-UNIT = "eps (1 + exponents)"
 
 
 def towards(radius: Any, ratio: float, cosine: float) -> tuple[Any, Any]:
@@ -57,48 +60,39 @@ def log_features(x: Any, omega: Any) -> Any:
 def tasks(level: str) -> suite.Tasks:
     """The law at each number of frequencies and length; more frequencies; limits; the figure."""
     draws = DRAWS[level]
-    law = [
-        {"part": "law", "length": length, "count": count, "draws": draws // (1 if count < 3 else 4)}
-        for count, lengths in LENGTHS.items()
-        for length in lengths
-    ]
+    law = [{"part": "law", "count": count, "draws": draws // 4} for count in COUNTS]
     paths = [{"part": "path", "path": path, "draws": draws} for path in PATHS]
     more = {"part": "more", "draws": max(draws // 50, 20)}
-    return [*law, more, {"part": "moment", "draws": 1000}, *paths]
+    sets = {"part": "sets", "draws": proposition_1.FREQUENCIES[level] // proposition_1.PARTS // SET}
+    return [*law, *[sets] * proposition_1.PARTS, more, {"part": "moment", "draws": 1000}, *paths]
 
 
 def run(rng: np.random.Generator, part: str, **task: Any) -> dict[str, Any]:
     """One part of the claim."""
-    parts: dict[str, Any] = {"law": _law, "more": _more, "moment": _moment, "path": _path}
+    parts: dict[str, Any] = {
+        "law": _law,
+        "sets": _sets,
+        "more": _more,
+        "moment": _moment,
+        "path": _path,
+    }
     return {"part": part, **task, **parts[part](rng, **task)}
 
 
-def _law(rng: np.random.Generator, length: float, count: int, draws: int) -> dict[str, Any]:
-    """Estimates over the kernel; logarithms of single ones; the identity of second moments."""
-    x, y = pair(length)
-    omega = sampling.draw(draws * count, D, rng=rng).omega.reshape(draws, count, D)
-    kernel = kernels.softmax_kernel(x, y)
-    ratio = kernels.estimate(x, y, omega) / kernel
-    single = kernels.estimate(x, y, omega[:, :, None])
-    logs = np.log(single)
-    square = np.sum(omega * omega, -1)
-    # 2 log Z + log N(omega; 0, I) - log N(omega; 2 (x + y), I) = 2 x . y + |x + y|^2, always
-    shifted = np.sum((omega - 2 * (x + y)) ** 2, -1)
-    left = 2 * logs + (shifted - square) / 2
-    size = 1 + square + shifted + 2 * np.abs(omega) @ np.abs(x + y) + x @ x + y @ y
-    error = np.abs(left - 2 * x @ y - length**2) / size
-    mean = np.abs(np.mean(single, 1) / kernel / ratio - 1) / (size.max(1) + count)
-    reference = np.zeros(0)
-    if count > 2:  # independent of the package
-        g = rng.standard_normal((10 * draws, count))
-        reference = np.mean(np.exp(length * g - length**2 / 2), 1)
-    return {
-        "ratio": ratio,
-        "z": (logs + (x @ x + y @ y) / 2) / length,
-        "error": float(error.max()) / EPS,
-        "mean_error": float(mean.max()) / EPS,
-        "reference": reference,
-    }
+def _law(rng: np.random.Generator, count: int, draws: int) -> dict[str, Any]:
+    """Errors of what tells estimates from frequencies."""
+    found = proposition_1.estimates(sampling.draw(draws * count, D, rng=rng).omega, 1.0, count)
+    return {x: found[x] for x in IDENTITIES}
+
+
+def _sets(rng: np.random.Generator, draws: int) -> dict[str, Any]:
+    """Counts of frequencies, of sums of any two of a set, and of sums of a set, all N(0, I)."""
+    omega = sampling.draw(draws * SET, D, rng=rng).omega.reshape(draws, SET, D)
+    order = rng.permuted(np.tile(np.arange(SET), (draws, 1)), axis=1)
+    omega = np.take_along_axis(omega, order[..., None], axis=1)
+    twos = (omega[:, ::2] + omega[:, 1::2]) / math.sqrt(2)
+    sums = (omega, twos, np.sum(omega, axis=1) / math.sqrt(SET))
+    return {"sums": dict(zip(LAWS, map(_normal.in_frames, sums), strict=True))}
 
 
 def _more(rng: np.random.Generator, draws: int) -> dict[str, Any]:
@@ -138,11 +132,21 @@ def _path(rng: np.random.Generator, path: str, draws: int) -> dict[str, Any]:
 
 
 def judge(results: suite.Results) -> suite.Findings:
-    """Exact laws at one and two frequencies, bounds at more, and arithmetic for the limits."""
-    *laws, more, moment = (r for r in results if r["part"] != "path")
+    """Exact laws of frequencies and of sums of them, and arithmetic for the limits."""
+    *laws, more, moment = (r for r in results if r["part"] not in ("path", "sets"))
     growth, wins = _growth(moment["logs"]), more["wins"]
+    sums = [r["sums"] for r in results if r["part"] == "sets"]
+    sets = [e for x, s in LAWS.items() for e in _normal.laws([y[x] for y in sums], s, x)]
     evidence: suite.Evidence = {
-        "error": [*(e for r in laws for e in _tests(r)), _closed_form()],
+        "error": [
+            *sets,
+            *(
+                suite.Compared(f"m = {r['count']}, {IDENTITIES[x]}", r[x], 4, UNIT)
+                for r in laws
+                for x in IDENTITIES
+            ),
+            _closed_form(),
+        ],
         "small kernel": [
             suite.Compared(f"growth of log MSE as the kernel falls, {way}", value, 0.0)
             for way, value in growth.items()
@@ -161,38 +165,12 @@ def judge(results: suite.Results) -> suite.Findings:
     return suite.Findings(evidence, _figure(results), remark)
 
 
-def _tests(r: Mapping[str, Any]) -> Any:
-    """The law of estimates from m frequencies, by p-values and identities."""
-    name, z = f"|x + y| = {r['length']:g}, m = {r['count']}", r["z"]
-    yield from (
-        suite.evidence(f"{name}, {label}", *test, target=(0.1, "sd"))
-        for label, *test in (
-            ("logarithms", stats.ks, z.ravel(), special.ndtr),
-            ("their mean", stats.normal_mean, z.ravel()),
-            ("their scale", stats.normal_scale, z.ravel()),
-        )
-    )
-    if r["count"] > 1:  # of two frequencies that are not independent it is not 1
-        sums, label = (z[:, 0] + z[:, 1]) / math.sqrt(2), f"{name}, scale of sums of two"
-        yield suite.evidence(label, stats.normal_scale, sums, target=(0.15, "sd"))
-    label, unit = f"{name}, distribution", "of a probability"
-    test: tuple[Any, ...]
-    if r["count"] == 2:
-        test = (stats.lognormal_pair, r["ratio"], r["length"])
-        yield suite.evidence(label, *test, target=(0.1, unit))
-    if r["count"] > 2:
-        test, size = (stats.dkwm_two_sample, r["ratio"], r["reference"]), len(r["reference"])
-        yield suite.evidence(label, *test, target=(0.15, unit), reference=size)
-    yield suite.Compared(f"{name}, second moment for every frequency", r["error"], 4, UNIT)
-    yield suite.Compared(f"{name}, mean of single estimates", r["mean_error"], 4, UNIT)
-
-
 def _closed_form() -> suite.Compared:
     """The formula against `theory`, in logarithms that 50 digits give."""
     worst = 0.0
-    for r in KEYS:
-        log = float(theory.log_kernel_mse([1.0, 0.0], [-r, 0.0]))
-        worst = max(worst, abs(log - _log_error(r)) / (1 + abs(log)) / EPS)
+    for r, m in product(KEYS, COUNTS):
+        log = float(theory.log_kernel_mse([1.0, 0.0], [-r, 0.0], num_features=m))
+        worst = max(worst, abs(log + math.log(m) - _log_error(r)) / (1 + abs(log)) / EPS)
     return suite.Compared("closed form at 50 digits", worst, 16, "eps (1 + size)")
 
 

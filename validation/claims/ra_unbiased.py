@@ -1,8 +1,9 @@
 r"""Reference 003, randomized attention (RA): an unbiased estimator for softmax attention.
 
 Means alone show little of noise that is a little off, so that the law of the draws is tested too:
-Rosenblatt's transform makes them normal. The variance has its bound since f_n is the mean of v_m
-given omega, if m is drawn from pi_n and omega from its component.
+Rosenblatt's transform makes them normal, and keys that are far apart show how often each is chosen.
+The variance has its bound since f_n is the mean of v_m given omega, if m is drawn from pi_n and
+omega from its component.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ ROWS = 4000  # queries at once
 # Standard deviations of the noise of frequencies that are given; 0.5 is d^(-1/4) for d = 16.
 CONTROLS = {"unbiased": 1.0, "no noise": 0.0, "small noise": 0.5}
 CONTROL_D = 16
+SCORES, APART = np.linspace(-2.0, 2.0, KEYS), 8.0  # of keys on axes of their own, at that distance
+CHOICES = 10  # as many more draws of these
 
 
 def tasks(level: str) -> suite.Tasks:
@@ -39,7 +42,7 @@ def tasks(level: str) -> suite.Tasks:
     controls = [
         {"d": CONTROL_D, "count": 1, "draws": DRAWS[level], "control": name} for name in CONTROLS
     ]
-    return [*means, *law, *controls]
+    return [*means, *law, *controls, {"d": KEYS + 1, "count": -1, "draws": CHOICES * DRAWS[level]}]
 
 
 def problem(d: int) -> tuple[Any, Any, Any]:
@@ -50,10 +53,21 @@ def problem(d: int) -> tuple[Any, Any, Any]:
     return q, k * 1.5 / math.sqrt(d), np.eye(KEYS)[:, :3]
 
 
+def choices(rng: np.random.Generator, draws: int) -> list[tuple[int, float]]:
+    """How many draws are nearer to a key than to the origin, on its axis, and the share due."""
+    q, k = np.eye(1, KEYS + 1, KEYS), np.column_stack([APART * np.eye(KEYS), SCORES])
+    omega = sampling.draw_target(q, k, num_samples=draws, rng=rng, scale=1.0)[0]
+    pi, far = special.softmax(SCORES), special.ndtr(APART / 2)
+    near = np.sum(omega[:, :KEYS] > APART / 2, axis=0)
+    return list(zip(near.tolist(), (pi * far + (1 - pi) * (1 - far)).tolist(), strict=True))
+
+
 def run(
     rng: np.random.Generator, d: int, count: int, draws: int, control: str = ""
 ) -> dict[str, Any]:
     """Independent outputs, as those of a query repeated, or the normal form of draws."""
+    if count < 0:
+        return {"count": count, "draws": draws, "near": choices(rng, draws)}
     q, k, v = problem(d)
     exact = refattn.softmax_attention(q, k, v, scale=1.0)[0]
     if control:
@@ -84,6 +98,12 @@ def judge(results: suite.Results) -> suite.Findings:
     biases = dict.fromkeys(CONTROLS, 0.0)
     rows, given = [], []
     for r in results:
+        for key, (near, p) in enumerate(r.get("near", ())):
+            test, n = suite.detects(stats.binomial, r["draws"], p=p), r["draws"]
+            one = (f"choices of key {key}", stats.binomial(near, n, p), test, 0.015, "of all")
+            evidence["law"].append(suite.Tested(*one))
+        if r["count"] < 0:
+            continue
         if r["count"] == 0:
             evidence["law"] += normal(f"d = {r['d']}", r["z"])
             continue

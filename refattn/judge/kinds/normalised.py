@@ -17,7 +17,7 @@ from ...arrays import checks
 from ..rounding.formats import FORMATS
 from ..rounding.norms import NORMALISED, NORMALISED_TYPES, Norm, divide_rows, list_norms
 from ..rounding.problems import Problem
-from ..verification.findings import Part
+from ..verification.findings import ALL_BUT, Part
 
 _SAME_NORM = 1 / 16  # of a unit roundoff, by which two norms may differ and are one
 
@@ -67,10 +67,14 @@ def judge_norms(
         tried.append((norm, judge(divided)))
         if tried[-1][1].verdict != "FAIL":
             break
-    norm, found = tried[-1]
-    if found.verdict == "FAIL":
-        norm, found = min(tried, key=lambda x: float(x[1].z.rms))
+    norm, found = min(tried, key=lambda x: _prefer(x[1]))
     return found.with_remark(f"{called} x are divided by {norm.words}")
+
+
+def _prefer(found: Any) -> tuple[bool, bool, float]:
+    """Put what does not fail first, then what has a cause, then what is nearest."""
+    failed, explained = found.verdict == "FAIL", any(x.explained > ALL_BUT for x in found.suspects)
+    return failed, not explained, float(found.z.rms)
 
 
 def _are_apart(problem: Problem, names: Sequence[str], one: Norm, other: Norm) -> bool:

@@ -2,9 +2,9 @@ r"""Norms by which kernels divide the rows of queries and keys themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,15 +43,15 @@ def list_norms(epsilon: float | None = None) -> list[Norm]:
 
 
 def divide_rows(problem: Problem, names: Sequence[str], norm: Norm) -> Problem:
-    """Divide the rows of queries, of keys or of both by their norms."""
-
-    def divide(_: Index, x: Doubles) -> Doubles:
-        return x / norm.of(x)
-
+    """Divide the rows of queries, of keys or of both by their norms, and keep these: `q_norm`."""
     if problem.gradient is not None:
         gradient = problem.gradient
         gradient = gradient._replace(forward=divide_rows(gradient.forward, names, norm))
         return gradient.problem(problem.lead)._replace(blocks=problem.blocks)
-    for name in names:
-        problem = problem.replaced(name, divide)
-    return problem
+
+    def read(index: Index) -> Mapping[str, Any]:
+        arrays = problem.read(index)
+        norms = {f"{name}_norm": norm.of(arrays[name]) for name in names}
+        return {**arrays, **norms, **{x: arrays[x] / norms[f"{x}_norm"] for x in names}}
+
+    return problem._replace(read=read)

@@ -7,16 +7,18 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ...arrays import checks
+from ...arrays import checks, qkv
 from ...arrays.library import Doubles
 from ...arrays.stored import mask_of_members
 from ...arrays.words import with_known_keywords
 from ...features import elu_features
+from ...files.sequences import Sequences, take_sequences
 from ...files.tensors import fits_other_layout, view_heads_first
 from ...typing import Features
 from ..kinds.chosen import choose_keys
 from ..kinds.normalised import check_norms, judge_norms
 from ..kinds.parts import pose_parts
+from ..kinds.sequences import keep_sequences, limit_sequences, mask_whole
 from ..mistakes.defects.catalogue import read_mistakes
 from ..rounding.formats import check_all_hold, dtype_of, widen
 from ..rounding.layers import pose_recurrence
@@ -34,6 +36,7 @@ from .reading import (
     kind_of,
     pose_by_text,
     refuse_options,
+    refuse_sequences,
 )
 from .verdict import Verdict
 
@@ -91,6 +94,11 @@ def verify(
     part_keys: Any = None,
     normalise: str | None = None,
     norm_eps: float | None = None,
+    cu_seqlens: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    block_table: Any = None,
+    cache_seqlens: Any = None,
     layout: str = "bhnd",
 ) -> Verdict:
     """Judge whether a correct kernel can have produced these numbers.
@@ -189,9 +197,17 @@ def verify(
         whichever explains the numbers. Gradients in these arrays are not judged.
     norm_eps : float, optional
         The eps of these norms; by default 1e-12 in the first and 1e-6 or 1e-5 in the others.
+    cu_seqlens, cu_seqlens_q, cu_seqlens_k : integers, shape (sequences + 1,), optional
+        For softmax attention, where each sequence begins among tokens, and the end: arrays are
+        (tokens, heads, size), `lse` is (heads, tokens), and each sequence attends only to itself.
+        The last query of each is level with its last key, for causal attention and windows.
+    block_table, cache_seqlens : integers, shapes (batch, blocks) and (batch,), optional
+        For softmax attention, the blocks of keys and values of each sequence, in order, and how
+        many keys it has: `k` and `v` are (blocks, block size, heads, size), and all else is (batch,
+        n, heads, size), with `lse` (batch, heads, n) or (batch, n, heads).
     layout : {"bhnd", "bnhd"}
         Whether heads come before tokens; in `mask`, `bias`, `sinks`, `omega`, states and factors of
-        arrays they always do.
+        arrays they always do. Packed and paged sequences have tokens before heads.
 
     Returns
     -------
@@ -220,10 +236,24 @@ def verify(
     arrays = {"q": q, "k": k, "v": v, "d_out": d_out, "state": state, "out": out, "lse": lse}
     arrays |= {"dq": dq, "dk": dk, "dv": dv}
     checks.choice("layout", layout, ("bhnd", "bnhd"))
+    offsets = {"cu_seqlens": cu_seqlens, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    offsets |= {"block_table": block_table, "cache_seqlens": cache_seqlens}
+    offsets = {x: y for x, y in offsets.items() if y is not None}
+    layout = "bnhd" if offsets else layout
     arrays = {x: y for x, y in arrays.items() if y is not None or x in "qkv"}
     views = view_heads_first(arrays, layout)
     scales = {"q": q_scale, "k": k_scale, "v": v_scale}
-    inputs = read_inputs({x: views[x] for x in "qkv"}, views.get("out"), dtype, scales)
+    sequences: Sequences | None = None
+
+    def lay_out(raw: dict[str, Any]) -> Mapping[str, Any]:
+        nonlocal sequences, mask
+        masked = raw | ({} if mask is None else {"mask": mask})
+        sequences = take_sequences(masked, offsets)
+        mask = masked.pop("mask", None)
+        return view_heads_first(masked, layout) if sequences else masked
+
+    of_inputs = {x: arrays[x] if offsets else views[x] for x in "qkv"}
+    inputs = read_inputs(of_inputs, views.get("out"), dtype, scales, lay_out)
     q, k, v = (inputs.numbers[name] for name in "qkv")  # in float64, times their scales
     settings: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal}
     if mask is not None:
@@ -233,6 +263,7 @@ def verify(
     gates = {"beta": beta, "log_decay": log_decay, "write": write, "decay": decay}
     gates = {x: y for x, y in gates.items() if y is not None}
     kind = kind_of(estimator)
+    refuse_sequences(sequences, kind, estimator)
     # Pose the problem: what the exact result is, and of what.
     if kind == "recurrent":
         refused = {"omega": omega, "log_weight": log_weight, "feature_map": feature_map}
@@ -263,6 +294,10 @@ def verify(
         gates |= {"num_proposals": num_proposals, "centres": centres}
         chosen = {"indices": indices, "index_q": index_q, "index_k": index_k}
         refuse_options(estimator, gates if kind == "scores" else gates | chosen)
+        limits = causal, qkv.window(settings["window"])
+        see = limit_sequences(sequences, (q.shape[-2], k.shape[-2]), *limits)
+        if see is not None:
+            settings |= {"causal": False, "window": None, "mask": mask_whole(mask, see)}
         posed = pose_arrays(
             q,
             k,
@@ -275,6 +310,8 @@ def verify(
             **_options_of_estimator(estimator, omega, log_weight, feature_map),
         )
         posed = posed.with_scales(inputs.scales)
+        if sequences is not None:
+            posed = keep_sequences(posed, sequences, *limits)
         problems = {"out": posed if indices is None else choose_keys(posed, chosen)}
     problems = {x: y._replace(storage=inputs.storage) for x, y in problems.items()}
     problem = problems["out"]
@@ -306,7 +343,7 @@ def verify(
         shape, of = shapes[name]
         if got[name].shape != shape:
             given = {x: arrays[x] for x in ("q", "k", "v", *got)}
-            other = fits_other_layout(given, layout, kind == "recurrent")
+            other = not offsets and fits_other_layout(given, layout, kind == "recurrent")
             raise ValueError(
                 f"`{name}` must have the shape of {of}, {shape}, got {got[name].shape}."
                 + (f" These shapes fit layout={other!r}." if other else "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -39,22 +39,27 @@ class Inputs(NamedTuple):
 
 
 def read_inputs(
-    arrays: Mapping[str, Any], out: Any, dtype: Any, scales: Mapping[str, Any]
+    arrays: Mapping[str, Any],
+    out: Any,
+    dtype: Any,
+    scales: Mapping[str, Any],
+    lay_out: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
 ) -> Inputs:
-    """Read q, k and v of any types, with types that were said, and multiply them by scales."""
+    """Read q, k and v of any types, with types that were said, and multiply them by scales.
+
+    Keys in pages are laid out before.
+    """
     own = {name: _own_type(name, x) for name, x in arrays.items()}
-    raw = {
-        name: to_host(x) if own[name] == INTEGER else widen(name, x) for name, x in arrays.items()
-    }
+    raw = lay_out({x: to_host(y) if own[x] == INTEGER else widen(x, y) for x, y in arrays.items()})
     types = list_types(dtype, FORMATS)
     if isinstance(dtype, str):  # of wider arrays: an 8-bit cache is one
         types |= {name: own[name] for name in "kv" if own[name] in EIGHT_BITS}
     if dtype is None and out is not None:
-        widened = raw | {"out": widen("out", out)}
+        widened = {**raw, "out": widen("out", out)}
         types |= assume_narrow(own | {"out": dtype_of(out, "out")}, widened)
     types = own | types
     unchecked = {name: types[name] for name in arrays if types[name] != own[name]}
-    numbers, factors = dict(raw), {}
+    numbers, factors = {**raw}, dict[str, Doubles]()
     for name, called in SCALES.items():
         scale = scales[name]
         if scale is None:

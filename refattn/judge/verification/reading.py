@@ -19,6 +19,7 @@ from ...files.tensors import Tensors
 from ...registry import ESTIMATORS
 from ..kinds.chosen import CHOSEN, choose_keys
 from ..kinds.parts import PART_ARRAYS, pose_parts
+from ..kinds.sequences import keep_sequences, limit_sequences
 from ..mistakes.causes.places import remark_stray
 from ..mistakes.causes.wrong_rows import thin
 from ..rounding.derived.rows import open_formula, pose_text
@@ -29,7 +30,6 @@ from ..rounding.linear import read_frequencies
 from ..rounding.problems import (
     CALLED,
     Index,
-    Packed,
     Problem,
     check_mask_of_keys,
     count_key_heads,
@@ -68,6 +68,7 @@ def pose_tensors(
     shapes = tensors.shapes
     used = {"scores": ("bias", "mask", "sinks"), "frequencies": ("omega", "mask"), "map": ("mask",)}
     kind = kind_of(estimator)
+    refuse_sequences(tensors.sequences, kind, estimator)
     if kind == "text":
         for name in ("bias", "sinks"):
             refuse(name, shapes.get(name), estimator)
@@ -96,18 +97,9 @@ def pose_tensors(
     names = [x for x in ("q", "k", "v", *used[kind]) if x in shapes]
     n, m = shapes["q"][-2], shapes["k"][-2]
     window = qkv.window(unlimited(window))
-    of_sequence, sequences, packed = None, tensors.sequences, None
-    last = None if sequences is None else sequences.last_key
-    if sequences is not None:
-        packed = Packed(*sequences.offsets, causal, window)
-        if sequences.table is not None:
-            packed = packed._replace(
-                table=sequences.table, blocks=partial(_read_blocks, tensors, sequences.blocks)
-            )
-    # Packed sequences whose last queries are not level with the last key of the file: causality and
-    # window are those of each sequence, and become part of the mask.
-    if last is not None and not np.array_equal(last, np.arange(n) + m - n):
-        of_sequence = partial(_see_band, last, Band.of(0, causal, window), m)
+    limits = causal, window
+    see = limit_sequences(tensors.sequences, (n, m), *limits)
+    if see is not None:
         causal, window = False, (None, None)
     band = Band.of(m - n, causal, window)
 
@@ -116,8 +108,8 @@ def pose_tensors(
         arrays: dict[str, Any] = {name: tensors.read(name, index) for name in names}
         if "omega" in arrays:
             arrays |= read_frequencies(arrays["omega"], None, features, arrays["q"])
-        if of_sequence is not None:
-            arrays["mask"] = arrays["mask"] & of_sequence(index)
+        if see is not None:
+            arrays["mask"] = arrays["mask"] & see(index)
         return hide_unseen(arrays, band)
 
     # Heads are read when they are analysed: arrays of a file may be larger than memory.
@@ -134,21 +126,11 @@ def pose_tensors(
         has_sinks="sinks" in names,
         key_heads=count_key_heads(shapes["k"], shapes["v"], tensors.lead),
         storage=tensors.dtype,
-        packed=packed,
     ).with_scales(tensors.scales)
+    if tensors.sequences is not None:
+        posed = keep_sequences(posed, tensors.sequences, *limits)
     chosen = tensors.read_whole(CHOSEN)
     return choose_keys(posed, chosen) if "indices" in chosen else posed
-
-
-def _read_blocks(tensors: Tensors, blocks: Mapping[str, Any], index: Index) -> list[Doubles]:
-    """Read all blocks of keys and of values that a query head may use, with its first scale."""
-    found = []
-    for name, x in blocks.items():
-        at = tensors.index(name, index)
-        numbers: Doubles = np.asarray(x[:, :, at[-1]], np.float64)
-        scales = tensors.scales.get(name)
-        found.append(numbers if scales is None else numbers * scales[at][0])
-    return found
 
 
 def pose_by_text(
@@ -185,8 +167,6 @@ def list_gates(estimator: Any) -> list[str]:
 
 def pose_states(tensors: Tensors, estimator: str, scale: float | None) -> dict[str, Problem]:
     """Pose the problems of a recurrence in a file, whose arrays are read as a whole."""
-    if tensors.sequences is not None:
-        raise ValueError(f"packed sequences are not judged for {estimator}.")
     names = ("q", "k", "v", "d_out", *list_gates(estimator))
     x = {name: tensors.part(name, ()) for name in names if name in tensors.shapes}
     # What is left are gates; the state is not an input.
@@ -199,14 +179,6 @@ def pose_states(tensors: Tensors, estimator: str, scale: float | None) -> dict[s
     if got not in (None, shape):
         raise ValueError(f"`state` must have the shape of the last state, {shape}, got {got}.")
     return {name: y._replace(storage=tensors.dtype) for name, y in problems.items()}
-
-
-def _see_band(last_key: Any, band: Band, keys: int, index: Index) -> Any:
-    """Return which keys the queries of a head see by a band about the last key of each."""
-    last = last_key if last_key.ndim == 1 else last_key[index[0]]
-    ahead = np.arange(keys) - last[:, None]
-    right = math.inf if band.right is None else band.right
-    return (ahead >= -(math.inf if band.left is None else band.left)) & (ahead <= right)
 
 
 def kind_of(estimator: Any) -> str:
@@ -234,6 +206,12 @@ def gates_of(estimator: str, given: Mapping[str, Any], where: str = "given") -> 
         if given.get(name) is None and kind != "factor":
             raise ValueError(f"`{name}` must be {where} for {estimator}, got None.")
     return {x: y for x, y in given.items() if x in known}
+
+
+def refuse_sequences(sequences: Any, kind: str, estimator: str) -> None:
+    """Refuse packed and paged sequences of what is not softmax attention."""
+    if sequences and kind != "scores":
+        raise ValueError(f"packed sequences are not judged for {estimator}.")
 
 
 def refuse_options(estimator: str, given: Mapping[str, Any]) -> None:

@@ -62,6 +62,81 @@ def test_a_wrong_kernel_fails_and_undeclared_norms_are_the_cause():
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("left_out", ["qk", "q", "k"])
+@pytest.mark.parametrize("times", [1, 8])  # rows of norms near 1, and near the root of d
+@pytest.mark.parametrize("form", ["F.normalize", "RMS"])
+def test_a_norm_that_is_left_out_is_the_cause(form, times, left_out):
+    q, k, v = inputs()
+    q *= times
+    s, divided = 0.3, "qk".translate(dict.fromkeys(map(ord, left_out)))
+    out, _ = forth_and_back(q, k, v, NORMS[form], (divided, divided, s))
+    given = {"q": q, "k": k, "v": v, "out": out, "dtype": "bfloat16", "scale": s}
+    found = refattn.verify(**given, normalise="qk")
+    assert [x.text for x in found.suspects] == [f"agrees if {NOT_DIVIDED[left_out]}"]
+
+
+NOT_DIVIDED = {
+    "qk": "queries and keys are not divided by their norms",
+    "q": "queries are not divided by their norms",
+    "k": "keys are not divided by their norms",
+}
+
+
+def forth_and_back(q, k, v, norm, how):
+    """A fused kernel and its backward pass, which divide by norms what their names say."""
+    forth, back, scale = how
+    g = bf16(np.random.default_rng(0).standard_normal(v.shape)).astype(f32)
+
+    def divide(names):
+        return [bf16(x / norm(x)).astype(f32) if y in names else x for x, y in ((q, "q"), (k, "k"))]
+
+    x, y = divide(forth)
+    s = x @ y.swapaxes(-1, -2) * f32(scale)
+    top = s.max(-1, keepdims=True)
+    p = np.exp(s - top)
+    out = bf16(bf16(p).astype(f32) @ v / p.sum(-1, keepdims=True))
+    lse = top + np.log(p.sum(-1, keepdims=True))
+    x, y = divide(back)
+    p = np.exp(x @ y.swapaxes(-1, -2) * f32(scale) - lse)
+    d_s = p * (g @ v.swapaxes(-1, -2) - (g * out).sum(-1, keepdims=True))
+    d_s = bf16(d_s).astype(f32).swapaxes(-1, -2)
+    dv = bf16(bf16(p).astype(f32).swapaxes(-1, -2) @ g)
+    return out, {"d_out": g, "dv": dv, "dk": bf16(d_s @ x * f32(scale)), "by_rows": d_s @ q}
+
+
+@pytest.mark.long
+def test_norms_that_a_backward_pass_leaves_out_are_the_cause():
+    q, k, v = inputs()
+    given = {"q": q, "k": k, "v": v, "dtype": "bfloat16", "scale": 0.3}
+    for names, left in (("qk", "q"), ("qk", "qk"), ("q", "q")):
+        rest = names.replace(left, "")
+        out, back = forth_and_back(q, k, v, NORMS["RMS"], (names, rest, 0.3))
+        of = ["d_out", "dv", *(["dk"] if names == "q" else [])]
+        found = refattn.verify(**given, out=out, **{x: back[x] for x in of}, normalise=names)
+        words = f"agrees if in the backward pass {NOT_DIVIDED[left]} (lse and out are right)"
+        assert found.parts["out"].verdict == "PASS"
+        assert {x.suspects[0].text for y, x in found.parts.items() if y != "out"} == {words}
+    out, back = forth_and_back(q, k, v, NORMS["RMS"], ("q", "q", 0.3))
+    back["dk"] = bf16(back.pop("by_rows") * f32(0.3))
+    found = refattn.verify(**given, out=out, **back, normalise="q")
+    assert found.parts["dv"].verdict == "PASS"
+    words = "agrees if dk sums queries that are not divided by their norms"
+    assert [x.text for x in found.suspects] == [words]
+
+
+@pytest.mark.long
+def test_a_backward_pass_that_computes_a_wrong_forward_pass_again():
+    q, k, v = inputs()
+    out = refattn.softmax_attention(q, k, v)
+    g = np.random.default_rng(0).standard_normal(v.shape).astype(f32)
+    _, pull = refattn.vjp(refattn.softmax_attention, q, k, v, causal=True)
+    back = dict(zip(("dq", "dk", "dv"), pull(g), strict=False))
+    found = refattn.verify(q=q, k=k, v=v, out=out, d_out=g, **back)
+    words = "in the backward pass, which computes the forward pass again, attention is causal"
+    assert found.suspects[0].text == f"agrees if {words}"
+
+
+@pytest.mark.long
 def test_of_forms_that_rounding_tells_apart_the_one_that_fits_is_found():
     q, k, v = (x * f32(2.0**-8) for x in inputs())
     q, k, v = (bf16(x).astype(f32) for x in (q, k, v))

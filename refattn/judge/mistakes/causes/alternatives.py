@@ -12,7 +12,7 @@ import numpy as np
 
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
-from .changed_inputs import list_narrow, list_scales
+from .changed_inputs import list_narrow, list_scales, list_undivided
 from .heads import list_other_heads
 from .masks import list_choices, list_diagonals
 from .sampled import Alternative, Bias, Place, Result, Rows, Seen, attend, pad_sum, show_band
@@ -459,6 +459,7 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
     yield from _list_strides(problem)
     yield from list_narrow(problem)
     yield from list_scales(problem)
+    yield from list_undivided(problem)
 
 
 def _grow(_: Index, x: Any, size: int, by: float) -> Any:

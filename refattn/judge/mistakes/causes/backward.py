@@ -18,7 +18,7 @@ import numpy as np
 from ....arrays.blocks import blocks
 from ....arrays.library import Doubles
 from ...rounding.head import attend_rows, scan_tile
-from ...rounding.problems import Gradient, Index
+from ...rounding.problems import Gradient, Index, Problem
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ...verification.findings import Part
@@ -52,8 +52,8 @@ class Kept(NamedTuple):
     top: Doubles
 
 
-State = tuple[BackwardHead, Kept]
-Lookup = Callable[[Index], State]  # what a head is computed from
+HeadPass = tuple[BackwardHead, Kept]
+Lookup = Callable[[Index], HeadPass]  # what a head is computed from
 Shares = Sequence[tuple[Index, float]]  # how often query heads are summed
 
 
@@ -69,11 +69,11 @@ class Candidate(NamedTuple):
     number: int = -1  # of an alternative of the forward pass; -1 for the problem as it was given
     own: bool = False  # whether the alternative gives the log normalisers and D, too
     # Change what a head is computed from, and choose the query heads that are summed, how often.
-    change: Callable[[BackwardHead, Kept], State] = lambda x, y: (x, y)
+    change: Callable[[BackwardHead, Kept], HeadPass] = lambda x, y: (x, y)
     share: Callable[[Sequence[Index]], Shares] = count_once
     of: str = ""  # name of the gradient that was written by mistake
     to: str = ""  # and of that in whose place it is
-    read: Callable[[Lookup, Index], State] = lambda look, at: look(at)
+    read: Callable[[Lookup, Index], HeadPass] = lambda look, at: look(at)
     scores: Callable[[Doubles], Doubles] = lambda x: x  # of the backward pass
     added: Mapping[tuple[str, Index], Doubles] = {}  # to each row, by gradient and head
     answer: Callable[[str, Index, Sequence[Index]], Doubles] | None = None  # of all of a head
@@ -84,16 +84,14 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     forward, keys = gradient.forward, gradient.forward.key_heads
     (n, m, d_v), d = forward.shape, forward.first["q"].shape[-1]
     for number, x in enumerate(_list_forward(gradient)):
-        share = count_once
-        if "uses key head" in x.text:
-            assert keys is not None
-            share = partial(_deal, keys=keys)
+        share = share_like(x, gradient)
         if own:
             yield Candidate(x.text, number, True, share=share)
         words = f"in the backward pass {x.text} (lse and out are right)"
         yield Candidate(words, number, share=share)
+    yield from _list_undivided(gradient)
     widths = sorted({x for x in (d, 16, 32, 64, 128, 256, d_v - 1, d_v // 2) if 0 < x < d_v})
-    for width, (of, cut) in product(widths, _CUT.items()):
+    for width, (of, cut) in product(widths, _CUTS.items()):
         text = f"columns {width} to {d_v - 1} {of}"
         yield Candidate(text, change=partial(cut, width))
     yield from (Candidate(text, change=change) for text, change in _CHANGES.items())
@@ -103,8 +101,8 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     if forward.has_sinks:
         text = "in the backward pass the sink is ignored: weights are normalised without it"
         yield Candidate(text, change=_normalise_without_sink)
-    for (words, whose), name in product(list_other_heads(forward), _CALLED):
-        text = f"{_CALLED[name]} is read from {words}"
+    for (words, whose), name in product(list_other_heads(forward), _LENT):
+        text = f"{_LENT[name]} is read from {words}"
         yield Candidate(text, read=partial(read_moved, name, partial(_move, whose)))
     for i in _list_tiles(n) if gradient.of != "dq" else ():
         for words, by in (("are left out", math.inf), ("count twice", -math.log(2))):
@@ -126,7 +124,34 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
         yield Candidate(f"{one} is {other}", of=other, to=one)
 
 
-_CALLED = {"d_out": "d_out", "delta": "D = d_out . out", "lse": "lse"}
+def share_like(x: Alternative, gradient: Gradient) -> Callable[[Sequence[Index]], Shares]:
+    """Sum over the query heads that share a key head in an alternative."""
+    if "uses key head" not in x.text:
+        return count_once
+    assert gradient.forward.key_heads is not None
+    return partial(_deal, keys=gradient.forward.key_heads)
+
+
+def _list_undivided(gradient: Gradient) -> Iterator[Candidate]:
+    """List gradients that sum keys, or queries, which are not divided by their norms there."""
+    for x, called, to in (("k", "keys", "dq"), ("q", "queries", "dk")):
+        if f"{x}_norm" in gradient.forward.first:
+            text = f"{to} sums {called} that are not divided by their norms"
+            yield Candidate(text, to=to, read=partial(_sum_undivided, gradient.forward, to))
+
+
+def _sum_undivided(forward: Problem, to: str, look: Lookup, at: Index) -> HeadPass:
+    """Multiply derivatives of scores, p (d_out . v - D), by the norms of keys, or of queries."""
+    (x, y), arrays = look(at), forward.read(at)
+    if to == "dk":
+        norm = arrays["q_norm"]
+        return x._replace(d_out=norm * x.d_out), y._replace(delta=norm[:, 0] * y.delta)
+    norm = arrays["k_norm"]
+    head = x.head._replace(v=norm * x.head.v)
+    return x._replace(head=head), y._replace(delta=y.delta[:, None] * norm[:, 0])
+
+
+_LENT = {"d_out": "d_out", "delta": "D = d_out . out", "lse": "lse"}
 _OF_ONE = {  # weights of a query head, and of the others
     "only {} counts": (1.0, 0.0),
     "{} is left out": (0.0, 1.0),
@@ -139,7 +164,7 @@ _OF_PARTS = {
 }
 
 
-def _keep_parts(x: BackwardHead, y: Kept, edges: Sequence[int], names: Sequence[str]) -> State:
+def _keep_parts(x: BackwardHead, y: Kept, edges: Sequence[int], names: Sequence[str]) -> HeadPass:
     """Let each key have the log normalisers, D or both of its part of the keys."""
     s = score_all(x.head)
     found: dict[str, list[Doubles]] = {"lse": [], "delta": []}
@@ -151,35 +176,35 @@ def _keep_parts(x: BackwardHead, y: Kept, edges: Sequence[int], names: Sequence[
     return x, y._replace(**{name: np.concatenate(found[name], -1) for name in names})
 
 
-def _cut_values(width: int, x: BackwardHead, y: Kept) -> State:
+def _cut_values(width: int, x: BackwardHead, y: Kept) -> HeadPass:
     kept = np.arange(x.head.v.shape[-1]) < width
     return x._replace(head=x.head._replace(v=np.where(kept, x.head.v, 0.0))), y
 
 
-def _cut_delta(width: int, x: BackwardHead, y: Kept) -> State:
+def _cut_delta(width: int, x: BackwardHead, y: Kept) -> HeadPass:
     assert x.out is not None
     return x, y._replace(delta=np.sum((x.d_out * x.out)[:, :width], -1))
 
 
-_CUT = {
+_CUTS = {
     "of v are left out of d_out . v": _cut_values,
     "are left out of D = d_out . out": _cut_delta,
 }
 
 
-def _take_derivatives(x: BackwardHead, y: Kept, d_out: Doubles) -> State:
+def _take_derivatives(x: BackwardHead, y: Kept, d_out: Doubles) -> HeadPass:
     """Take other derivatives, of which D is made as well."""
     delta = y.delta if x.out is None else np.sum(d_out * x.out, -1)
     return x._replace(d_out=d_out), y._replace(delta=delta)
 
 
-def _roll(name: str, by: int, x: BackwardHead, y: Kept) -> State:
+def _roll(name: str, by: int, x: BackwardHead, y: Kept) -> HeadPass:
     if name == "d_out":
         return _take_derivatives(x, y, np.roll(x.d_out, by, 0))
     return x, y._replace(**{name: np.roll(getattr(y, name), by)})
 
 
-def _keep(name: str, of: Callable[[Kept], Doubles], x: BackwardHead, y: Kept) -> State:
+def _keep(name: str, of: Callable[[Kept], Doubles], x: BackwardHead, y: Kept) -> HeadPass:
     return x, y._replace(**{name: of(y)})
 
 
@@ -193,10 +218,10 @@ _OTHERWISE: Mapping[str, tuple[str, Callable[[Kept], Doubles]]] = {
     "weights are not divided by their sum: lse is the largest score": ("lse", lambda y: y.top),
     "weights are divided twice by their sum": ("lse", lambda y: 2 * y.lse - y.top),
 }
-_CHANGES: Mapping[str, Callable[[BackwardHead, Kept], State]] = {
-    f"{_CALLED[name]} is read from {words}": partial(_roll, name, by)
+_CHANGES: Mapping[str, Callable[[BackwardHead, Kept], HeadPass]] = {
+    f"{_LENT[name]} is read from {words}": partial(_roll, name, by)
     for words, by in (("the query before", 1), ("the next query", -1))
-    for name in _CALLED
+    for name in _LENT
 } | {text: partial(_keep, name, of) for text, (name, of) in _OTHERWISE.items()}
 
 
@@ -219,7 +244,7 @@ def _list_tiles(length: int) -> list[slice]:
     return tiles
 
 
-def _raise_lse(by: Doubles, x: BackwardHead, y: Kept) -> State:
+def _raise_lse(by: Doubles, x: BackwardHead, y: Kept) -> HeadPass:
     return x, y._replace(lse=y.lse + by)
 
 
@@ -229,7 +254,7 @@ def _move(whose: Callable[[Index], Index], index: Index) -> tuple[Index, int]:
 
 def read_moved(
     name: str, source: Callable[[Index], tuple[Index, int]], look: Lookup, at: Index
-) -> State:
+) -> HeadPass:
     """Read "delta", "lse" or "d_out" of another head, of queries that stand later."""
     (back, kept), (other, shift) = look(at), source(at)
     if (other, shift) == (at, 0):
@@ -246,7 +271,7 @@ def shift_rows(x: Doubles, by: int) -> Doubles:
     return np.where((at >= 0) & (at < len(x)), x[np.clip(at, 0, len(x) - 1)], 0.0)
 
 
-def _normalise_without_sink(x: BackwardHead, y: Kept) -> State:
+def _normalise_without_sink(x: BackwardHead, y: Kept) -> HeadPass:
     return x, y._replace(lse=take_sink(y.lse, x.head.sink))
 
 
@@ -299,7 +324,7 @@ class Backward:
         self.gradients = {name: x.gradient for name, x in read.items() if x.gradient is not None}
         self.first = self.gradients[max(parts, key=lambda of: of != "dq")]
         self.from_out = profile.delta == "out"
-        self.known: dict[tuple[Index, int, bool], State] = {}
+        self.known: dict[tuple[Index, int, bool], HeadPass] = {}
         self.forward = _list_forward(next(iter(self.gradients.values())))
         self.samples = {
             name: draw_sample(
@@ -323,7 +348,7 @@ class Backward:
         part = self.parts[of]
         return list_wrong(part.problem, part.numbers, self.samples[of].wrong)
 
-    def keep(self, of: str, index: Index, number: int = -1, own: bool = False) -> State:
+    def keep(self, of: str, index: Index, number: int = -1, own: bool = False) -> HeadPass:
         """Compute what the forward pass leaves, of the problem or of an alternative."""
         # Without `own` the forward pass is right: one entry serves all such alternatives.
         key = index, number if own else -1, own

@@ -65,6 +65,19 @@ def list_scales(problem: Problem) -> Iterator[Alternative]:
             yield Alternative(f"{x}_scale and {y}_scale are exchanged", scaled.replaced(y, back))
 
 
+def list_undivided(problem: Problem) -> Iterator[Alternative]:
+    """List queries and keys that are not divided by their norms."""
+    given = [x for x in "qk" if f"{x}_norm" in problem.first]
+    for names in (x for x in NORMALISED if {*x} <= {*given}):
+        undivided = problem
+        for x in names:
+            undivided = undivided.replaced(
+                x, partial(_rescale, problem, f"{x}_norm", at=None, power=1)
+            )
+        what = " and ".join(_CALLED[x] for x in names)
+        yield Alternative(f"{what} are not divided by their norms", undivided)
+
+
 def _may_scale(problem: Problem, x: str, y: str) -> bool:
     """Tell whether an array may be multiplied by the scale of another."""
     sizes = zip(problem.first[f"{y}_scale"].shape, problem.first[x].shape, strict=True)

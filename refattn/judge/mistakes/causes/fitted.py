@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from ...rounding.roundings import Roundings
 from ...verification.findings import Numbers, Suspect, name_span
 from .sampled import Alternative, Place, Result, attend
 from .slips import TILE_SIZES, score_all
-from .wrong_rows import FAR, Sample, Sampled, differ, divide, rate_rows, row_sizes, thin
+from .wrong_rows import FAR, Sample, Sampled, divide, finite, rate_rows, row_sizes, thin
 
 _MOST_TILES, _SOME_ROWS = 64, 32  # of keys; and rows of a tile, at most, to which counts are fitted
 _MOST_COUNT, _OFF_COUNT = 16, 0.2  # how often a tile may count, and how far a fit may be off
@@ -40,8 +41,6 @@ _TIMES = {0: "are left out", 2: "count twice"} | {
     x: f"count {x} times" for x in range(3, _MOST_COUNT + 1)
 }
 
-# What is added to the sum of the weights and to that of the values, by scores and weights.
-_Slip = Callable[[SoftmaxHead, Doubles, Doubles], tuple[Any, Doubles]]
 Columns = Callable[[Sampled, int], Doubles]  # rows and size of a tile: (rows, columns, tiles + 1)
 
 
@@ -152,58 +151,27 @@ def _describe_counts(
     return f"tiles of {size} keys {what}: for {rows}, {text}{more}"
 
 
-def list_wrong_tiles(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternative]:
-    """List the kernel in which a tile of keys goes wrong that fits some rows best.
-
-    Errors are in multiples of `sizes`.
-    """
-    weighed = _weigh_head(Alternative("", problem).head(x.rows))
-    slips = [*_list_slips_of_tiles(problem)]
-    z = (divide(differ(x.got, _add_slip(*weighed, slip).out), sizes) for _, slip in slips)
-    off = [float(np.sum(y * y)) for y in z]
-    if slips:
-        text, slip = slips[int(np.argmin(off))]
-        compute = partial(_compute_slip, slip=slip)
-        yield Alternative(text, problem, compute=compute)
-
-
-def _weigh_head(head: SoftmaxHead) -> tuple[SoftmaxHead, Result, Doubles, Doubles]:
-    """Compute the exact result, scores and weights."""
-    exact, s = attend(head), score_all(head)
-    return head, exact, s, np.exp(s - exact.lse[:, None])
-
-
-def _compute_slip(head: SoftmaxHead, slip: _Slip) -> Result:
-    return _add_slip(*_weigh_head(head), slip)
-
-
-def _add_slip(head: SoftmaxHead, exact: Result, s: Doubles, w: Doubles, slip: _Slip) -> Result:
-    """Add to the sums of weights, and of values, of which the exact ones are 1 and the output."""
-    more, moved = slip(head, s, w)
-    return exact._replace(out=np.asarray((exact.out + moved) / (1.0 + more)))
-
-
-def _list_slips_of_tiles(problem: Problem) -> Iterator[tuple[str, _Slip]]:
-    """List what may go wrong with a tile, the largest tiles first."""
+def list_wrong_tiles(problem: Problem) -> Iterator[Alternative]:
+    """List kernels in which sums are not rescaled before one tile of keys, the largest first."""
     m = problem.shape[1]
     for size in (x for x in TILE_SIZES[::-1] if x < m <= _MOST_TILES * x):
-        for j in blocks(0, m, size):
-            keys = f"keys {j.start} to {j.stop - 1}"
-            for words, of_sum in (("an output that is", 0.0), ("sums that are", 1.0)):
-                text = f"{keys} are added to {words} not rescaled when the maximum grows"
-                yield text, partial(_keep_earlier, j=j, of_sum=of_sum)
+        for j, (words, of_sum) in product(blocks(0, m, size), _NOT_RESCALED.items()):
+            text = f"keys {j.start} to {j.stop - 1} are added to {words} not rescaled"
+            keep = partial(_keep_earlier, j=j, of_sum=of_sum)
+            yield Alternative(f"{text} when the maximum grows", problem, compute=keep)
 
 
-def _keep_earlier(
-    head: SoftmaxHead, s: Doubles, w: Doubles, j: slice, of_sum: float
-) -> tuple[Any, Doubles]:
+_NOT_RESCALED = {"an output that is": 0.0, "sums that are": 1.0}  # what is so of the weights
+
+
+def _keep_earlier(head: SoftmaxHead, j: slice, of_sum: float) -> Result:
     """Leave what was summed before a tile as it was when this raises the maximum."""
-    before = slice(0, j.start)
+    exact, s, before = attend(head), score_all(head), slice(0, j.start)
     top, new = (np.max(s[:, :x], -1, keepdims=True, initial=-math.inf) for x in (j.start, j.stop))
-    grown = np.expm1(np.where(np.isfinite(top), new - top, 0.0))
-    return of_sum * grown * np.sum(w[:, before], -1, keepdims=True), grown * (
-        w[:, before] @ head.v[before]
-    )
+    # In sums of weights and values, of which the exact ones are 1 and the output.
+    w = np.exp(s[:, before] - exact.lse[:, None]) * np.expm1(finite(new - top))
+    total = 1.0 + of_sum * np.sum(w, -1, keepdims=True)
+    return exact._replace(out=(exact.out + w @ head.v[before]) / total)
 
 
 def sum_by_tiles(problem: Problem, unit: float, x: Sampled, size: int) -> Doubles:

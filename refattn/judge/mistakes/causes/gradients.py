@@ -22,14 +22,15 @@ from ..operators.maps import write_shift
 from .backward import (
     Backward,
     Candidate,
+    HeadPass,
     Kept,
     Lookup,
     Shares,
-    State,
     compute_gradient,
     count_once,
     list_candidates,
     read_moved,
+    share_like,
 )
 from .edited import EditedHeads, as_clause, known_rows
 from .places import list_places
@@ -103,8 +104,9 @@ def explain_backward(
     found: list[Held] = []
     few = {of: _take_largest(back.samples[of], given[of]) for of in failed}
     n, m, _ = back.first.forward.shape
+    listings = [*_LISTINGS, *(() if own else [_list_recomputed])]
     # What is fitted is tried only as long as nothing holds in right rows as well.
-    some = (x for x in _LISTINGS if all(y.local for y in found))
+    some = (x for x in listings if all(y.local for y in found))
     lost = (x for listing in some for x in listing(back) if all(y.local for y in found))
     mine = list_edited_backward(back, mistakes, of_user=True)
     for one in chain(mine, list_candidates(back.first, own), lost):
@@ -176,6 +178,13 @@ def list_edited_backward(
 def _list_known(back: Backward) -> Iterator[Candidate]:
     """List the package's own rows of backward passes."""
     yield from list_edited_backward(back, known_rows(back.first.forward))
+
+
+def _list_recomputed(back: Backward) -> Iterator[Candidate]:
+    """List backward passes that compute a wrong forward pass again, with its log normalisers."""
+    for number, x in ((i, x) for i, x in enumerate(back.forward) if x.text):
+        words = f"in the backward pass, which computes the forward pass again, {x.text}"
+        yield Candidate(words, number, True, share=share_like(x, back.first))
 
 
 def _list_weighed(back: Backward) -> Iterator[Candidate]:
@@ -305,7 +314,7 @@ def _list_other_strides(back: Backward) -> Iterator[Candidate]:
 
 def _read_turned(
     heads: int, name: str, take: Callable[[Doubles], Doubles], look: Lookup, at: Index
-) -> State:
+) -> HeadPass:
     """Take numbers of a head from those of all heads, (heads, rows)."""
     back, kept = look(at)
     stack = np.stack([getattr(look((*at[:-1], h))[1], name) for h in range(heads)])
@@ -320,7 +329,7 @@ _STRIDES: Mapping[str, Callable[[Doubles], Doubles]] = {
 _COUNT_AS = {0: "are left out", 2: "count twice", 3: "count 3 times", 4: "count 4 times"}
 
 
-def _list_moved(back: Backward) -> Iterator[Candidate]:
+def _list_shifted(back: Backward) -> Iterator[Candidate]:
     """List backward passes that read D or lse of other queries, by its wrong rows of dq."""
     forward = back.first.forward
     if "dq" not in back.failed or math.prod(forward.shape[:2]) > _PAIRS:
@@ -455,7 +464,7 @@ def _relate(values: Doubles, near: Doubles) -> str:
     return "another number"
 
 
-def _read_solved(found: Mapping[Index, tuple[Any, Doubles]], look: Lookup, at: Index) -> State:
+def _read_solved(found: Mapping[Index, tuple[Any, Doubles]], look: Lookup, at: Index) -> HeadPass:
     """Take D of some rows."""
     back, kept = look(at)
     delta = kept.delta.copy()
@@ -490,7 +499,7 @@ _SCALES = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # where a fit starts
 _LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
     Backward.list_counted,
     _list_rescaled,
-    _list_moved,
+    _list_shifted,
     _list_other_strides,
     _list_rounded_scores,
     _list_weighed,

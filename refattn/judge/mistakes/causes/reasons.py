@@ -61,6 +61,7 @@ _LOG = logging.getLogger(__name__)
 _Search = TypeVar("_Search", bound=Callable[..., Any])
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
+_AS_WELL = 0.005  # the same of a scale beside a cause that holds
 _MOST_REST = 16.0  # the same, up to which a factor is one
 _NEARLY_ALL = 1 - 1e-5  # of the error: what is left is what tests allow, as slack
 _SMALL_REST = 1.5  # mean square of z up to which a fit to the derivatives leaves roundings only
@@ -446,7 +447,7 @@ def name_factors(problem: Problem, fits: Sequence[Suspect]) -> list[Suspect]:
 
 
 def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Suspect]:
-    """Put what holds first, then the fits that do, then what explains a part.
+    """Put what holds first, then fits, of scales those that explain as much, then parts.
 
     A scale or a factor comes before what explains less, as one of many causes may by chance.
     """
@@ -461,6 +462,8 @@ def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Su
         holding = [x for x in holding if "times the declared scale" not in x.text]
     elif any(math.isfinite(x.estimate) for x in holding):  # of which this is the scale
         fits = [x for x in fits if x not in scales]
+    most = max((x.explained for x in holding), default=0.0) - _AS_WELL
+    fits = [x for x in fits if x.explained > most or x not in scales]
     part = (x for x in found if x.name != "convention" and x.explained >= _MOST)
     rest = [] if holding or fits else [*part][:1]
     plainest = any(x.name.startswith(("scale", "factor")) for x in fits)

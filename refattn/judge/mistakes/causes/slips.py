@@ -93,7 +93,6 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
     yield Alternative("weights are the scores themselves (no softmax)", problem, compute=_linear)
     yield Alternative("q . k overflows float16 (beyond 65504)", problem, compute=_overflow)
     if problem.has_sinks:
-        yield Alternative("the sink is left out of the sum", problem, compute=_leave_sink_out)
         text = "e^sink is added to the sum of e^(score - largest score), not e^(sink - largest)"
         yield Alternative(text, problem, compute=_add_sink_to_shifted)
         text = "the sink of query i is that of head i % (number of heads)"
@@ -443,11 +442,6 @@ def _overflow_in_tiles(head: SoftmaxHead, size: int) -> Result:
         out = to.round(out * np.exp(finite(last - top)) + _over(s[:, j], top) @ head.v[j])
         last = top
     return exact._replace(out=np.where(np.isfinite(out), exact.out, out))
-
-
-def _leave_sink_out(head: SoftmaxHead) -> Result:
-    w, top = _weigh_scores(score_all(head))
-    return _result(w @ head.v, np.sum(w[:, : head.keys], -1), top)
 
 
 def _add_sink_to_shifted(head: SoftmaxHead) -> Result:

@@ -171,6 +171,14 @@ class Trials:
         (x,), (own,) = self.first, self.given_first
         return next(self.guard(y.result(x.rows).out for y in [alternative]), np.nan * own)
 
+    def take_nearest(self, alternatives: Iterable[Alternative]) -> Iterator[Alternative]:
+        """Take the alternative that comes nearest to the first wrong rows."""
+        every = [*alternatives]
+        for x, own in zip(self.first, self.given_first, strict=True):
+            size = self.sample.unit * row_sizes(own)
+            z = [divide(differ(x.got, self.try_out(y)), size) for y in every]
+            yield from [every[int(np.argmin(np.sum(np.square(z), (1, 2))))]] if z else ()
+
     def guard(self, found: Iterable[_Some]) -> Iterator[_Some]:
         """List what is found up to an error: one of a cause never ends a verdict."""
         try:
@@ -263,7 +271,7 @@ class Trials:
         lists.append(list_blocks_of_cache(problem, few, unit))
         lists.append(list_counted(problem, every, columns, length))
         lists.append(list_other_places(problem, self.sample))
-        lists += [list_wrong_tiles(*x) for x in first]
+        lists.append(self.take_nearest(list_wrong_tiles(problem)))
         if length:
             lists += [list_reaches(*x, lambda y: wrong[problem.number(y.at), y.i]) for x in first]
         lists.append(list_own_limits(problem, every, unit))

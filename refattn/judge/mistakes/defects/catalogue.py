@@ -26,7 +26,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..text import Edit
-from .edits import COUPLINGS, OVER_FORMULAS, RECURRENCES, Edited
+from .edits import OVER_FORMULAS, RECURRENCES, TEXT_LAWS, Edited
 
 _NO_TAGS: Mapping[str, Any] = MappingProxyType({})
 _OF_ALL = ("mask", "causal", "gqa")
@@ -148,7 +148,7 @@ def _entries(lines: list[str], every: list[str]) -> Iterator[Mutant]:
             effect.append(line)
     _demand(name, "say its effect in a sentence", bool(effect), lines[1:first])
     edits = tuple(_edits(name, lines[first:]))
-    tags = {"coupling": over} if over in COUPLINGS else {}
+    tags = {"coupling": over} if over in TEXT_LAWS else {}
     tags |= dict(x.split("=") for x in about["tags"].split())
     only = about["only"].split() or every
     for estimator in of.split():

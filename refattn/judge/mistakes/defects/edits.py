@@ -21,8 +21,8 @@ from ..text import Edit, cut, edited, names_read, run, statements
 _FOLDER = resources.files(__package__)
 _CALLS = ("draws", "keys", "kernel", "contract")
 _UNDER = dict.fromkeys(("online", "direct"), ("stabilised",))  # the other texts that one stands on
-COUPLINGS = ("orthogonal", "simplex")  # laws of `texts/draws.py`
-OVER_FORMULAS = ("backward", "direct", "dropout", "online", "stabilised", *COUPLINGS)
+TEXT_LAWS = ("orthogonal", "simplex")  # laws of `texts/draws.py`
+OVER_FORMULAS = ("backward", "direct", "dropout", "online", "stabilised", *TEXT_LAWS)
 _COUNTS = ("num_features", "num_samples", "num_proposals", "num_keys")
 RECURRENCES = (
     *("retention", "gated-linear-attention", "state-space-duality", "delta-rule"),
@@ -49,10 +49,10 @@ BY_PRODUCTS = (
 def text(over: str = "") -> dict[str, str]:
     """Return the statements of the formulas, the contract and perhaps a text over them, by name."""
     found = dict(statements())
-    texts = () if over in ("", *COUPLINGS) else (*_UNDER.get(over, ()), over)
+    texts = () if over in ("", *TEXT_LAWS) else (*_UNDER.get(over, ()), over)
     for name in (*_CALLS, *texts):
         found |= cut(_FOLDER.joinpath("texts", f"{name}.py").read_text("utf-8"))
-    if over in COUPLINGS:
+    if over in TEXT_LAWS:
         # A coupling needs no text of its own: one word of the law of frequencies differs.
         found |= edited(found, [Edit("law", "normal", over)])
     return found

@@ -68,7 +68,7 @@ def list_blocks_of_cache(
     for text, rule in _TABLE_RULES.items():
         other = rule(table)
         if np.any(other != table):
-            yield _read_table(problem, text, np.clip(other, 0, count - 1))
+            yield _read_table(problem, text, other)
     if count > _MOST_PAGES or "bias" in problem.first:
         return
     read = table.copy()
@@ -160,7 +160,8 @@ def _follow_table(problem: Problem, table: BlockTable, name: str, index: Index, 
     assert packed is not None
     assert packed.blocks is not None
     blocks = packed.blocks(index)["kv".index(name)]
-    return blocks[table[index[0]]].reshape(-1, blocks.shape[-1])[: len(x)]
+    there = np.clip(table[index[0]], 0, len(blocks) - 1)  # entries beyond the keys may be anything
+    return blocks[there].reshape(-1, blocks.shape[-1])[: len(x)]
 
 
 def _name_blocks(table: BlockTable, read: BlockTable) -> str:

@@ -119,7 +119,7 @@ CASES = {
         {"window": (8, 0)}, "dq", "limit on the left"),
     "columns": (lambda: backward(*SAME, values=lambda v: np.where(np.arange(16) < 8, v, 0)),
         {}, "dq", "columns 8 to 15 of v are left out of d_out . v"),
-    "no delta": (lambda: backward(*SAME, delta=lambda x: 0 * x), {}, "dk", "is left out"),
+    "no delta": (lambda: backward(*SAME, delta=lambda x: 0 * x), {}, "dk", "out is left out"),
     "delta of another": (lambda: backward(*SAME, delta=lambda x: np.roll(x, 1, 1)),
         {}, "dq", "D = d_out . out is read from the query before"),
     "lse to base 2": (lambda: backward(*SAME, lse=lambda x: LOG2E * x),

@@ -154,23 +154,9 @@ def overflowing(most):
     return given(out, (q, K, V), softcap=2.0)
 
 
-def capped_sink(cap):
-    sinks = np.array([4.0, 2.0])
-    s = np.concatenate(
-        [3 * np.tanh(S / 3), np.broadcast_to(cap(sinks)[:, None, None], (2, N, 1))], -1
-    )
-    out, _ = fused(s, np.pad(V, ((0, 0), (0, 1), (0, 0))))
-    return given(out, sinks=sinks, softcap=3.0)
-
-
 def sinking(sinks, more):
     s = np.concatenate([S, (sinks + more)[..., None]], -1)
     return given(fused(s, np.pad(V, ((0, 0), (0, 1), (0, 0))))[0], sinks=SINKS)
-
-
-def in_parts(size):
-    parts = [fused(S[..., j : j + size], V[:, j : j + size])[0] for j in range(0, M, size)]
-    return given(BF16(np.mean(parts, 0)))
 
 
 def spoiled():
@@ -232,32 +218,18 @@ CASES = {
     "base of lse": (lambda: merged(lambda x: np.exp(LOG2E * x)),
         "keys before the first query (0 to 31) and the other keys are merged with weights e^lse, "
         "where lse is in base 2"),
-    "equal parts": (lambda: merged(lambda x: 1 + 0 * x),
-        "keys before the first query (0 to 31) and the other keys are merged with equal weights"),
     "padding": (lambda: padded(19), "added to the sum of e^score (like that many keys"),
     "cap of nothing": (lambda: given(fused(TANH * np.tanh(TANH), V)[0], CAPPED, softcap=8.0),
         "the cap is (s / cap) tanh(s / cap), not cap tanh(s / cap)"),
     "cap that overflows": (lambda: overflowing(88.7), "computed from e^(s / cap) in float32"),
     "cap that overflows first": (lambda: overflowing(44.4), "computed from e^(2 s / cap) in float"),
-    "cap of the bias": (lambda: attention(3 * np.tanh((S + BIAS) / 3), bias=BIAS, softcap=3.0),
-        "the cap is applied after the bias"),
-    "cap of the sink": (lambda: capped_sink(lambda x: 3 * np.tanh(x / 3)),
-        "the sink is also capped"),
     "sink of the row": (lambda: sinking(np.take(SINKS, ROW.T % 2), 0 * S[..., 0]),
         "the sink of query i is that of head i % (number of heads)"),
-    "sink beside the largest score": (lambda: sinking(SINKS[:, None], np.max(S, -1)),
-        "e^sink is added to the sum of e^(score - largest score), not e^(sink - largest)"),
-    "equal parts of a size": (lambda: in_parts(64), "parts of 64 keys are merged with equal"),
-    "causal, not the mask": (lambda: attention(hide(S, CAUSAL), mask=MASK),
-        "the mask is ignored, and attention is causal"),
     "0 for hidden keys": (lambda: filled(0), "keys in tiles of 16 with a visible key have the sc"),
     "a number for hidden keys": (lambda: filled(-5.3, 32, 20),
         "hidden keys in tiles of 32 with a visible key have the score -5."),
     "a number that lse tells": (lambda: filled(-3.3, lse=True),
         "hidden keys in tiles of 16 with a visible key have the score -3.300"),
-    "a value that is its own": (lambda: attention(hide(S, CAUSAL), np.concatenate(
-        [V[:, 1:], V[:, -1:]], 1), causal=True),
-        "key j has the value of key j + 1 (its own if there is none)"),
     "keys read as 0": (lambda: attention(hide(np.where(J < 64, S, 0) + BIAS, CAUSAL),
         V * (J < 64)[:, None], bias=BIAS, causal=True),
         "keys 64 to 79 are read as 0 (score 0, value 0)"),
@@ -266,13 +238,8 @@ CASES = {
     "mask of other rows": (
         lambda: attention(hide(S, strided(MASK, ROW * N + J)), mask=MASK),
         f"the mask is read with rows of {N} numbers, not {M}"),
-    "mask of other tiles": (
-        lambda: attention(hide(S, strided(MASK, ROW * M + J + J // 32 * 32)), mask=MASK),
-        "the mask is read with steps of two tiles of 32 keys"),
     "mask of one word of two": (lambda: tree(0, 32),
         f"the mask of the last {N} keys is read with rows of 32 numbers, not {N}"),
-    "bias of other rows": (lambda: attention(S + strided(BIAS, ROW * 128 + J), bias=BIAS),
-        f"the bias is read with rows of 128 numbers, not {M}"),
 }  # fmt: skip
 FAST = ("cap of nothing",)
 

@@ -1,0 +1,119 @@
+"""Packed and paged sequences in a call are judged as those in a file are."""
+
+import numpy as np
+import pytest
+
+import refattn
+from refattn import packed
+from refattn.files.tensors import open_tensors
+from refattn.judge.verification.judging import judge_all
+from refattn.judge.verification.reading import pose_tensors, read_parts
+from tests.judge.rounding.rounded import FORMATS
+
+bf16 = FORMATS["bfloat16"].round
+OPTIONS = {"plain": {}, "causal": {"causal": True}, "window": {"causal": True, "window": (5, 0)}}
+OFFSETS = np.array([0, 3, 3, 12]), np.array([0, 4, 6, 21])  # one has no queries
+TABLE, LENGTHS = np.array([[5, 0, 9], [2, 7, 3]]), np.array([7, 11])  # pages of 4; 9 is not there
+
+
+def attend(q, k, v, **options):
+    """A fused kernel in bfloat16, with its log normalisers."""
+    out, lse = refattn.attend(q, k, v, scale=q.shape[-1] ** -0.5, **options)
+    return bf16(out), lse
+
+
+def draw(layout, rng):
+    """Grouped heads: 4 of queries to 2 of keys."""
+    normal = rng.standard_normal
+    if layout == "packed":
+        q, k, v = (bf16(normal((x, h, 16))) for x, h in ((12, 4), (21, 2), (21, 2)))
+        return q, k, v, dict(zip(("cu_seqlens_q", "cu_seqlens_k"), OFFSETS, strict=True))
+    q, k, v = bf16(normal((2, 3, 4, 16))), *(bf16(normal((8, 4, 2, 16))) for _ in "kv")
+    return q, k, v, {"block_table": TABLE, "cache_seqlens": LENGTHS}
+
+
+def run(layout, wrong, sinks=None, **options):
+    """Return the arrays of a call; a wrong kernel reads another page, or other offsets."""
+    q, k, v, given = draw(layout, np.random.default_rng(3))
+    options |= {} if sinks is None else {"sinks": sinks}
+    if layout == "packed":
+        of_q, of_k = given.values()
+        of_k = of_k + (wrong == "wrong") * np.array([0, 1, 0, 0])
+        out, lse = packed.varlen(attend, q, k, v, q_offsets=of_q, k_offsets=of_k, **options)
+    else:
+        table = np.where(TABLE == 7, 6, TABLE) if wrong == "wrong" else TABLE
+        out, lse = packed.paged(
+            attend, q, k, v, block_table=table, lengths=given["cache_seqlens"], **options
+        )
+    return {"q": q, "k": k, "v": v, "out": out, "lse": lse, **given}
+
+
+def judge_file(path, arrays, **options):
+    np.savez(path, **arrays)
+    tensors = open_tensors(path, dtype="bfloat16", required=())
+    problem = pose_tensors(tensors, **options)
+    return judge_all(read_parts(tensors, problem), "bfloat16", None, 1e-6)
+
+
+@pytest.mark.sweep(6)
+@pytest.mark.long("wrong")
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("wrong", ["right", "wrong"])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("layout", ["packed", "paged"])
+def test_a_call_is_judged_as_a_file_is(tmp_path, layout, options, wrong, sinks):
+    sinks = {"sinks": np.array([0.5, -1.0, 2.0, 0.0])} if sinks else {}
+    arrays = run(layout, wrong, **sinks, **OPTIONS[options]) | sinks
+    found = refattn.verify(**arrays, dtype="bfloat16", **OPTIONS[options])
+    other = judge_file(tmp_path / "a.npz", arrays, **OPTIONS[options])
+    assert found.verdict == other.verdict == ("FAIL" if wrong == "wrong" else "PASS")
+    assert (found.z, found.place, found.tests) == (other.z, other.place, other.tests)
+    assert [x.text for x in found.suspects] == [x.text for x in other.suspects]
+    assert found.suspects[0].name == "convention" if wrong == "wrong" else found.profile
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("library", ["torch", "jax.numpy"])
+def test_a_paged_cache_of_8_bits_in_other_libraries(library):
+    to, arrays = pytest.importorskip(library), run("paged", "right")
+    numbers = {x: to.asarray(np.float32(arrays[x])) for x in "qkv"}
+    cast = (lambda x, d: x.to(getattr(to, d))) if library == "torch" else lambda x, d: x.astype(d)
+    kept = {x: cast(numbers[x], "float8_e4m3fn") for x in "kv"}
+    k, v = (np.asarray(cast(kept[x], "float32"), float) for x in "kv")
+    scale = {"k_scale": 0.5, "v_scale": np.array([2.0, 0.25])}
+    k, v, pages = 0.5 * k, v * scale["v_scale"][:, None], {"lengths": LENGTHS}
+    out, lse = packed.paged(attend, arrays["q"], k, v, block_table=TABLE, **pages)
+    given = {**numbers, **kept, "lse": lse, "block_table": TABLE.tolist(), **scale}
+    given |= {"cache_seqlens": LENGTHS, "dtype": "bfloat16", "explain": False}
+    assert refattn.verify(**given, out=out).verdict == "PASS"
+    assert refattn.verify(**given, out=out[::-1]).verdict == "FAIL"
+
+
+def test_gradients_of_packed_sequences():
+    q, k, v, given = draw("packed", np.random.default_rng(5))
+    mask = np.repeat(np.arange(3), np.diff(OFFSETS[0]))[:, None] == np.repeat(
+        np.arange(3), np.diff(OFFSETS[1])
+    )
+    heads_first = [x.swapaxes(0, 1) for x in (q, k, v)]
+    out, pull = refattn.vjp(refattn.softmax_attention, *heads_first, mask=mask)
+    g = bf16(np.random.default_rng(6).standard_normal(out.shape))
+    back = {f"d{x}": y.swapaxes(0, 1) for x, y in zip("qkv", pull(g), strict=False)}
+    arrays = {"q": q, "k": k, "v": v, "d_out": g.swapaxes(0, 1), **back, **given}
+    assert refattn.verify(**arrays).verdict == "PASS"
+    arrays["dq"] = 1.01 * arrays["dq"]
+    assert refattn.verify(**arrays, explain=False).parts["dq"].verdict == "FAIL"
+
+
+def test_what_does_not_fit_is_refused():
+    arrays = run("packed", "right")
+    short = {**arrays, "cu_seqlens_k": OFFSETS[1][:-1]}
+    with pytest.raises(ValueError, match="`cu_seqlens` must rise from 0 to the number of tokens"):
+        refattn.verify(**short)
+    with pytest.raises(ValueError, match="`mask` must not come with `cu_seqlens_q`"):
+        refattn.verify(**arrays, mask=np.ones((12, 21), bool))
+    with pytest.raises(ValueError, match="packed sequences are not judged for linear"):
+        refattn.verify(**{**arrays, "lse": None}, estimator="linear")
+    with pytest.raises(ValueError, match="`block_table` must come with `cache_seqlens`"):
+        refattn.verify(**{**run("paged", "right"), "cache_seqlens": None})
+    with pytest.raises(TypeError, match="`cu_seqlens_q` must hold integers"):
+        refattn.verify(**{**arrays, "cu_seqlens_q": np.array([0.0, 12.0])})
