@@ -19,7 +19,6 @@ ALL_BUT = 0.95  # share of the mean square that a bug explains where there is no
 _LEFT_BY_KNOWN = 4.0  # mean square of z, at most, that it leaves
 _NUMBERS_NAMED = 4  # numbers that are written one by one, at most
 _PERIODS = (4, 8, 16, 32, 64, 128)  # of places that come again
-ONE_OF_ROWS = 8  # of so many, one may be wrong, and the others tell what is right
 IGNORES = "a kernel that ignores"  # an option: likewise
 NOT_EXPLAINED = "causes were not searched for"
 UNUSED_D_OUT = "d_out is not used: there is no dq, dk or dv"
@@ -143,6 +142,10 @@ class Numbers(NamedTuple):
     lse_dtype: str = "float32"
     remark: str = ""
 
+    def are_finite(self, at: Index) -> bool:
+        """Tell whether all numbers of a row are finite."""
+        return bool(np.all(np.isfinite(self.out(at[:-1])[at[-1]])))
+
 
 class Part(NamedTuple):
     """Numbers to be judged, and what they are to be."""
@@ -243,8 +246,3 @@ def name_span(kind: str, numbers: npt.NDArray[Any]) -> str:
 def weaken(blind: Sequence[str]) -> list[str]:
     """List what passes as well and must not."""
     return [x for x in blind if x in WITHOUT_POWER or x.startswith(IGNORES)]
-
-
-def list_few(rows: Sequence[tuple[Index, float]], more: bool, count: int) -> tuple[Index, ...]:
-    """List the wrong rows of so many, if all are named, and few: others tell what is right."""
-    return () if more or ONE_OF_ROWS * len(rows) > count else tuple(at for at, _ in rows)

@@ -76,9 +76,9 @@ from .choice import (
     may_be_one,
 )
 from .empty_rows import describe_idle, remark_idle
-from .findings import ONE_OF_ROWS, Finding, Numbers, Part, ProfileTrial, list_few, weaken
+from .findings import Finding, Numbers, Part, ProfileTrial, weaken
 from .head_sums import ONE_PERCENT, RowWeights
-from .joint import find_smallest, knows_columns, name_wrong, test_each
+from .joint import ONE_OF_ROWS, find_smallest, knows_columns, list_few, name_wrong, test_each
 from .likelihood import ALIKE, Fit, ProfileSample, compare
 from .looks import (
     Blocks,
@@ -91,7 +91,7 @@ from .looks import (
     count_rows,
     split_directions,
 )
-from .trial import attempt
+from .trial import attempt, choose_suspects
 from .units import add_unit, describe_unit, list_units, on_hardware
 from .verdict import Interrupted, Verdict, join_verdicts
 
@@ -288,11 +288,11 @@ class _Case:
         wrong, more = self._name_rows(best) if failed else ((), False)
         if failed:
             # A defect of a few rows is lost among all: it is measured on these, or on the worst.
-            told = list_few(wrong, more, best.rows)
+            told = [x for x in list_few(wrong, more, best.rows) if numbers.are_finite(x)]
             few = tuple((at[:-1], slice(at[-1], at[-1] + 1)) for at in told)
             if problem.is_mean and (few or best.loud):
-                suspects = self.attempt(name, few or best.loud).suspects
-                suspects = [x for x in suspects if not (few and " of " in x.name)]  # of a tile
+                some = self.attempt(name, few or best.loud).suspects
+                suspects = choose_suspects(suspects, some) if few else some
             remarks += [
                 *suspect_narrower(problem, dtype),
                 *_suspect_float32(problem, numbers, dtype, self.alpha),

@@ -18,15 +18,8 @@ from ...rounding.profiles import PROFILES, Profile
 from ...rounding.roundings import Roundings
 from ...verification.choice import ProfileChoice, choose_profiles, usual_profiles
 from ...verification.empty_rows import find_empty, find_unseen, say_how_to_accept
-from ...verification.findings import (
-    LOGARITHMS,
-    Finding,
-    Numbers,
-    Part,
-    Suspect,
-    list_few,
-    name_number,
-)
+from ...verification.findings import LOGARITHMS, Finding, Numbers, Part, Suspect, name_number
+from ...verification.joint import list_few
 from ...verification.verdict import Verdict
 from ...verification.worst import find_worst
 from ...verification.z_scores import mean_square
@@ -317,8 +310,7 @@ def _explain_rescaled(
 def _is_right_where_finite(numbers: Numbers, verdict: Verdict) -> bool:
     """Tell whether all that failed is the bound, by NaN or infinity: other numbers are right."""
     failed = {x.name for x in verdict.tests if x.adjusted <= verdict.alpha}
-    rows = (numbers.out(at[:-1])[at[-1]] for at, _ in verdict.rows)
-    return failed == {"bound"} and not any(np.all(np.isfinite(x)) for x in rows)
+    return failed == {"bound"} and not any(numbers.are_finite(at) for at, _ in verdict.rows)
 
 
 def name_trivial(verdict: Verdict) -> list[Suspect]:

@@ -19,7 +19,7 @@ from ..causes.wrong_rows import Sampled, row_sizes
 _LARGEST_WEIGHTS = 8  # of a row, whose values may be those of other keys
 _OF_ERROR = 1 / 4  # of the square of an error, that a key leaves at most
 _BY_CHANCE = 1e-3  # that one of the keys leaves so little, at most
-_ROWS_NAMED = 3
+_FIRST_NAMED = 3
 
 
 class _OwnKey(NamedTuple):
@@ -59,8 +59,8 @@ def list_own_keys(problem: Problem, wrong: Sequence[Sampled], unit: float) -> It
         if len(found) == rows:
             names = [f"{x.name} in query {at[1]}" for at, x in found.items()]
             every = {x.name for x in found.values()}  # one key may be that of all
-            text = ", ".join(names[:_ROWS_NAMED] if len(every) > 1 else every)
-            text += " and so on" * (len(every) > 1 and rows > _ROWS_NAMED)
+            text = ", ".join(names[:_FIRST_NAMED] if len(every) > 1 else every)
+            text += " and so on" * (len(every) > 1 and rows > _FIRST_NAMED)
             answer = partial(_replace_rows, problem, found)
             yield Alternative(f"{words} each wrong row: {text}", problem, answer=answer)
 
