@@ -5,10 +5,11 @@ A row of `rows/*.diff` is a block of lines:
     causal-ahead: softmax rfa ra linear        name: estimators [over TEXT]
     A token sees the next one.                 the effect, of any number of lines
     seen: ...                                  where it was met; also tags:, only: and lacks:
-    @ visible                                  a function of the text, or several
-    - (ahead <= 0)                             occurs exactly once after its docstring
-    + (ahead <= 1)                             what takes its place
+    @ visible: (ahead <= 0) => (ahead <= 1)    a function of the text, or several; what occurs
+                                               exactly once after its docstring, and the new text
 
+Changes of several lines, or at a space, are written as below the function: `@ visible`, then lines
+that begin with `-`, and those that take their place, which begin with `+`.
 Each of the estimators has an entry, with all the capabilities that it has over this text, those
 named by `only:`, or all but those named by `lacks:`. A file may begin with an `only:` for all of
 its rows.
@@ -180,6 +181,9 @@ def _edits(name: str, lines: list[str]) -> Iterator[Edit]:
             yield from (Edit(x, "\n".join(old), "\n".join(new)) for x in function.split())
             old, new = [], []
         if line[0] == "@":
-            function = line[2:]
+            function, is_whole, change = line[2:].partition(": ")
+            before, arrow, after = change.partition(" => ")
+            _demand(name, "change a text => another", bool(arrow) or not is_whole, line)
+            old, new = ([before], [after]) if arrow else ([], [])
         else:
             (old if line[0] == "-" else new).append(line[2:])

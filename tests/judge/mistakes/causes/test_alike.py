@@ -64,29 +64,6 @@ def test_a_window_that_reaches_to_both_sides(causal, right):
     assert (found == f"agrees if {words}") == (right == 9)
 
 
-@pytest.mark.parametrize(
-    ("of_keys", "of_values", "words"),
-    [
-        ("k", "k", "values are multiplied by k_scale, not by v_scale"),
-        ("k", "kv", "values are also multiplied by k_scale"),
-        ("v", "k", "k_scale and v_scale are exchanged"),
-        ("k", "q", ""),
-    ],
-)
-@pytest.mark.parametrize("by_head", [False, True])
-def test_scales_that_are_those_of_another_array(of_keys, of_values, words, by_head):
-    """One number, or one a head; the scale of q is not given."""
-    scales = {"q": 0.7, "k": 0.021, "v": 0.05}
-    if by_head:
-        scales = {x: y * np.array([1.0, 1.5])[:, None, None] for x, y in scales.items()}
-    stored = E4M3(K / scales["k"]), E4M3(V / scales["v"])
-    factor = math.prod(np.asarray(scales[x]) for x in of_values)
-    out = fused(scores(Q, scales[of_keys] * stored[0]), factor * stored[1])[0]
-    given = {f"{x}_scale": np.squeeze(scales[x]) for x in "kv"}
-    found = cause(out, (Q, *stored), **given)
-    assert found == f"agrees if {words}" if words else "multiplied by k_scale" not in found
-
-
 def test_scales_of_tokens_are_compared_where_there_are_as_many():
     """More keys than queries: keys cannot have the scales of queries."""
     q, k, v, _ = draw(3, n=32, m=48)

@@ -145,6 +145,13 @@ def test_an_own_row_is_found_where_no_other_cause_holds(name):
 
 
 ROW = "third: softmax\nEvery third key.\n@ visible\n- (ahead <= 0)\n+ (ahead < 0)\n"
+SHORT = "third: softmax\nEvery third key.\n@ visible: (ahead <= 0) => (ahead < 0)\n"
+
+
+def test_a_short_change_is_one_line(tmp_path):
+    for name, text in (("short", SHORT), ("long", ROW)):
+        (tmp_path / name).write_text(text, "utf-8")
+    assert read_mistakes(tmp_path / "short") == read_mistakes(tmp_path / "long")
 
 
 @pytest.mark.parametrize(
@@ -165,6 +172,7 @@ ROW = "third: softmax\nEvery third key.\n@ visible\n- (ahead <= 0)\n+ (ahead < 0
             ROW.replace("- (", "= ("),
             r"third: .* lines that begin with @, - or \+, got '= ",
         ),
+        (SHORT.replace("=>", "to"), "third: a row must change a text => another, got '@ visible: "),
         (ROW.encode("utf-16"), "codec can't decode"),
     ],
 )

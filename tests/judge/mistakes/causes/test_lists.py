@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from refattn.files.tensors import open_tensors
+from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.verification import verify
 from refattn.judge.verification.reading import pose_tensors
 
@@ -28,6 +29,11 @@ PROBLEMS = {
     "bias": {"bias": BF16(RNG.standard_normal((4, N, M))), "causal": True},
     "cap": {"softcap": 2.0, "mask": np.arange(M) < 60},
     "sinks": {"sinks": np.array([1.0, 2.0, -1.0, 0.5])},
+    "scales": {
+        **{x: FORMATS["float8_e4m3fn"].round(y) for x, y in {"k": K, "v": V}.items()},
+        "k_scale": np.array([0.5, 0.25, 2.0, 1.0]),
+        "v_scale": np.array([1.0, 0.7, 0.3, 2.0]),
+    },
     "groups": {"k": K[:2], "v": V[:2]},
     "same": {"q": BF16(1.5 * K), "causal": True, "bias": BF16(RNG.standard_normal((M, M)))},
 }

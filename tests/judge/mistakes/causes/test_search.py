@@ -76,9 +76,6 @@ def stalled():
     return given(BF16(BF16(w) @ (v + 1) / total[..., None]), (q, k, BF16(v + 1)))
 
 
-GROUPED = (draw(4, heads=6)[0], *draw(5, heads=3)[1:3])
-
-
 def summed_in_steps():
     """Every partial sum of a score is rounded."""
     q, k, v = LARGE
@@ -86,15 +83,6 @@ def summed_in_steps():
     for x in range(16):
         s = BF16(s + q[..., x, None] * k[:, None, :, x])
     return given(fused(s / 4, v)[0], LARGE)
-
-
-def scaled_groups(used):
-    """Arrays in 8 bits, with scales for each key head."""
-    q, *stored = GROUPED[0], *map(E4M3, GROUPED[1:])
-    k, v = (np.repeat(np.reshape(used, (3, 1, 1)) * x, 2, 0) for x in stored)
-    scales = np.array([0.5, 0.25, 2.0])
-    options = {"k_scale": scales, "v_scale": scales}
-    return given(fused(scores(q, k), v)[0], (q, *stored), **options)
 
 
 FOUR = draw(7, heads=4)[:3]
@@ -261,15 +249,6 @@ def test_numbers_are_fitted_to_errors_of_a_million_units():
     found = verify(q=q, k=k, v=v, out=softmax_attention(grown, k, v, causal=True), causal=True)
     words = "agrees if scores are multiplied by (0.3000|0.2999).* times the log of the position"
     assert re.match(words, found.suspects[0].text)
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize(
-    ("used", "words"), [([1, 1, 1], "not applied"), ([0.5, 0.5, 0.5], "read from the first head")]
-)
-def test_scales_of_arrays_in_8_bits(used, words):
-    text = judged(scaled_groups(used)).suspects[0].text
-    assert text == f"agrees if k_scale and v_scale are {words}"
 
 
 @pytest.mark.long

@@ -142,17 +142,6 @@ def test_the_first_that_sees_the_same_is_what_is_named(posed, name):
     assert words in next(same)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", CASES)
-def test_what_is_mistaken_is_named(judged, name):
-    seen, causal, words = CASES[name]
-    found = judged(attend(seen), causal)
-    assert found.verdict == "FAIL"
-    assert found.suspects[0].text.startswith("agrees if ")
-    assert words in found.suspects[0].text
-    assert "but only in" not in found.suspects[0].text
-
-
 def test_a_cap_after_the_mask_shows_hidden_keys_of_the_own_sequence(judged):
     """Rows that lose most of their weight are no exact rows times a number."""
     capped = 2 * np.tanh(scores(Q, K) / 2)
