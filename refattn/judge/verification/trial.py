@@ -186,13 +186,13 @@ def choose_suspects(whole: Sequence[Suspect], few: Sequence[Suspect]) -> list[Su
     """
     # Where a place is one of few rows says nothing, and one key of many is near to any of them.
     few = [x for x in few if x.name != "key" and " of " not in x.name]
-    same = [x for x in whole if any(_are_alike(x, y) for y in few)]
+    same = [x for x in whole if any(_are_as_large(x, y) for y in few)]
     most = max((x.explained for x in few), default=0.0) - _AS_MUCH
     few.sort(key=lambda x: (x.explained < most, x.name not in ("factor", "scale")))
     return list(same or few or whole)
 
 
-def _are_alike(x: Suspect, y: Suspect) -> bool:
+def _are_as_large(x: Suspect, y: Suspect) -> bool:
     apart = abs(x.estimate - y.estimate)
     return x.name == y.name and apart <= _SAME_SIZE * max(x.error, y.error)
 
