@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import copy_context
 from functools import cache, wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import array_api_compat
 import numpy as np
@@ -70,7 +70,17 @@ def _drop_empty_chunks(x: Any) -> Any:
     if not is_dask_array(x):
         return x
     chunks = tuple(tuple(filter(None, of_axis)) or (0,) for of_axis in x.chunks)
+    if 0 in x.shape:  # Dask cannot reshape it if it is in several chunks
+        chunks = tuple((size,) for size in x.shape)
     return x if chunks == x.chunks else x.rechunk(chunks)
+
+
+def split_rows(x: Array, sizes: Iterable[int], xp: Any) -> Array:
+    """View rows, (..., parts size, d), as parts of so many: (..., parts, size, d)."""
+    shape = (*x.shape[:-2], *sizes, x.shape[-1])
+    if 0 in shape and is_dask_array(untraced(x)):
+        return cast(Array, xp.zeros(shape, dtype=x.dtype, device=device(x)))
+    return cast(Array, xp.reshape(x, shape))
 
 
 def _full_precision() -> AbstractContextManager[Any]:

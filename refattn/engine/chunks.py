@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays.blocks import WHOLE, part, some_heads
-from ..arrays.library import Array, array_namespace, device, fused, is_numpy_array
+from ..arrays.library import (
+    Array,
+    array_namespace,
+    device,
+    fused,
+    is_numpy_array,
+    split_rows,
+)
 from ..numbers.primitives import primitive
 from .attend import Attended, attend
 from .scores import Scores
@@ -138,8 +145,7 @@ def cut_chunks(q: Array, k: Array, v: Array, mask: Array | None, window: int) ->
     start, stop, end = first * window, count * window, count * window - shift
 
     def cut(x: Array, start: int, stop: int) -> Array:
-        x = slice_rows(x, start, stop, xp)
-        return xp.reshape(x, (*x.shape[:-2], (stop - start) // window, window, x.shape[-1]))
+        return split_rows(slice_rows(x, start, stop, xp), ((stop - start) // window, window), xp)
 
     def keys(start: int) -> tuple[Array, Array, Array | None]:
         there = xp.ones((m, 1), dtype=xp.bool, device=device(k))

@@ -23,6 +23,7 @@ from ..arrays.library import (
     device,
     is_numpy_array,
     root_scale,
+    split_rows,
     untraced,
 )
 from ..engine.attend import Attended, attend, log_sum_exp
@@ -519,9 +520,8 @@ def past_centres(inputs: LaraInputs) -> Array:
         visible = xp.asarray(inside[..., None], device=home)
         if seen is not None:
             some = xp.take(xp.matrix_transpose(seen), rows, axis=-2)
-            visible = visible & xp.reshape(some, (*some.shape[:-2], *inside.shape, 1))
-        values = xp.take(x, rows, axis=-2)
-        values = xp.reshape(values, (*values.shape[:-2], *inside.shape, d))
+            visible = visible & split_rows(some, inside.shape, xp)
+        values = split_rows(xp.take(x, rows, axis=-2), inside.shape, xp)
         sums = xp.sum(xp.where(visible, values, 0.0), axis=-2)
         sizes = xp.sum(xp.astype(visible, x.dtype), axis=-2)
         return sums / xp.where(sizes == 0, 1.0, sizes)
