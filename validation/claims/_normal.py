@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,7 +63,8 @@ def _law(name: str, some: Sequence[Tally], s: float, target: float) -> Iterator[
     edges = [edge for edge in EDGES if size * special.ndtr(-edge) > FEW]
     counts = -np.diff([*np.sum([x.above for x in some], axis=0)[: len(edges)], 0])
     parts, shares = (-np.diff([*special.ndtr(at - np.array(edges)), 0.0]) for at in (0.0, s))
-    for edge, count, part, share in zip(edges, counts, parts, shares, strict=True):
+    names = [f"{a:g} to {b:g}" for a, b in pairwise([*edges, math.inf])]
+    for between, count, part, share in zip(names, counts, parts, shares, strict=True):
         found, p = detects(stats.binomial, size, p=part), stats.binomial(int(count), size, part)
         of_share = lambda a, f=share / part, g=found: f * g(a)  # noqa: E731
-        yield suite.Tested(f"{name}, draws above {edge:g}", p, of_share, target, unit)
+        yield suite.Tested(f"{name}, draws from {between}", p, of_share, target, unit)

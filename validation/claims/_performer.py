@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from refattn import kernels, sampling
+from refattn.typing import Coupling, Features
 from validation import plotting, suite
 
 TARGET = 0.05  # of the scale; means that are to be told apart differ by 0.12 and more
@@ -27,6 +29,15 @@ def mean_cosine(
     """
     mean, variance = math.exp(-square / 2) * factor, (1 - math.exp(-square)) ** 2 / 2 / count
     return suite.empirical_bernstein(name, x, mean, variance, TARGET, "of the scale", low=-1.0)
+
+
+def kernel_errors(
+    rng: np.random.Generator, draws: int, d: int, x: Any, y: Any, coupling: Coupling, kind: Features
+) -> Any:
+    """Squared errors over the squared kernel of pairs, from sets of d frequencies."""
+    omega = np.stack([sampling.draw(d, d, coupling=coupling, rng=rng).omega for _ in range(draws)])
+    ratio = kernels.estimate(x, y, omega[:, None], features=kind) / kernels.softmax_kernel(x, y)
+    return (ratio - 1) ** 2
 
 
 def published_inputs(rng: np.random.Generator, length: int, d: int, temperature: float) -> Any:

@@ -16,7 +16,7 @@ from scipy import special
 
 import refattn
 from refattn import sampling
-from validation import plotting, suite
+from validation import suite
 
 EPS = float(np.finfo(float).eps)
 UNIT = "eps (1 + exponents)"
@@ -57,8 +57,8 @@ def run(rng: np.random.Generator, kind: str, d: int, length: float, repeats: int
     """Largest errors over random queries and keys, in units of eps (1 + exponents)."""
     each = {"grid": grid, "two keys": two_keys, "responsibilities": responsibilities}[kind]
     found = [each(rng, d, length) for _ in range(repeats)]
-    worst = {k: max(one[k] for one in found) for k in found[0] if k != "path"}
-    return {"kind": kind, "d": d, "length": length, "path": found[0].get("path"), **worst}
+    worst = {k: max(one[k] for one in found) for k in found[0]}
+    return {"kind": kind, "d": d, "length": length, **worst}
 
 
 def draw(rng: np.random.Generator, d: int, length: float, keys: int) -> tuple[Any, Any]:
@@ -76,23 +76,18 @@ def grid(rng: np.random.Generator, d: int, length: float) -> dict[str, Any]:
     far = REACH + float(np.max(np.linalg.norm(centres, axis=-1)))
     unit = EPS * (1 + far * (np.linalg.norm(q) + np.max(np.linalg.norm(k, axis=-1))))
     allowed = BOUND * float(unit * np.max(np.abs(v)))
-    before, path = None, []
+    before = None
     for step in STEPS:
         axes = [np.arange(np.min(c) - REACH, np.max(c) + REACH + step, step) for c in centres.T]
         omega = np.stack([x.ravel() for x in np.meshgrid(*axes)], -1)
         mass = step**d * np.exp(target(q, k).log_density(omega))
         total = mass @ f(omega, q, k, v)
-        path.append([step, float(np.max(np.abs(total - exact)))])
         agree = before is not None and float(np.max(np.abs(total - before))) <= allowed
         if agree:
             break
         before = total
-    error = path[-1][1] / allowed * BOUND
-    return {
-        "error": error if agree else math.inf,
-        "mass": abs(float(np.sum(mass)) - 1) / float(unit),
-        "path": path,
-    }
+    error = float(np.max(np.abs(total - exact))) / allowed * BOUND if agree else math.inf
+    return {"error": error, "mass": abs(float(np.sum(mass)) - 1) / float(unit)}
 
 
 def two_keys(rng: np.random.Generator, d: int, length: float) -> dict[str, Any]:
@@ -132,29 +127,9 @@ def judge(results: suite.Results) -> suite.Findings:
             name = "expectation" if r["kind"] == "two keys" else "responsibilities"
             label = f"{r['kind']}, d = {r['d']}"
             found[name].append(suite.Compared(label, r["error"], BOUND, UNIT))
-    paths = [{"d": r["d"], "length": r["length"], "path": r["path"]} for r in results if r["path"]]
     worst = max(e.value for e in found["expectation"])
     remark = (
         "Softmax attention is the expectation that the text states: integrals agree to "
         f"{worst:.2g} {UNIT}, in one and two dimensions and for two keys in 64."
     )
-    return suite.Findings(found, {"paths": paths}, remark)
-
-
-def plot(data: dict[str, Any]) -> Any:
-    """Error of the integral against the step."""
-    figure, ((axes,),) = plotting.panels()
-    for i, one in enumerate(data["paths"]):
-        steps, errors = zip(*one["path"], strict=True)
-        dashes, colour = (
-            "o-" if one["d"] == 1 else "s--",
-            plotting.COLOURS[i % len(plotting.COLOURS)],
-        )
-        label = f"d = {one['d']}, keys of length {one['length']:g}"
-        axes.loglog(steps, np.maximum(errors, 1e-17), dashes, color=colour, label=label)
-    axes.axhline(EPS, color=plotting.INK, linewidth=0.8, linestyle=":", label="eps")
-    axes.set(xlabel="step of the grid", ylabel="error of the integral")
-    axes.set_xticks(STEPS[:6], [f"{step:g}" for step in STEPS[:6]])
-    axes.minorticks_off()
-    axes.legend()
-    return figure
+    return suite.Findings(found, {}, remark)

@@ -14,7 +14,6 @@ import numpy as np
 import refattn
 from refattn import coreset_attention, sampled_key_attention, softmax_attention
 from refattn.estimators import key_sampling
-from refattn.naive import coreset_attention as formula
 from refattn.typing import KEY_LAWS
 from validation import plotting, suite
 from validation.claims.chunk_summaries import relative_error
@@ -48,14 +47,22 @@ def run(rng: np.random.Generator, trials: int) -> list[dict[str, float]]:
             pivots: coreset_attention(q, k, v, num_keys=KEYS, pivots=pivots, rng=int(next(seeds)))
             for pivots in key_sampling.PIVOTS
         }
-        for law in KEY_LAWS:
-            drawn = key_sampling.draw_keys(q, k, v, num_keys=KEYS, law=law, rng=int(next(seeds)))
+        samples = {
+            law: key_sampling.draw_keys(q, k, v, num_keys=KEYS, law=law, rng=int(next(seeds)))
+            for law in KEY_LAWS
+        }
+        for law, drawn in samples.items():
             outs[law] = sampled_key_attention(q, k, v, **drawn._asdict())
         outs["ra"] = refattn.randomized_attention(q, k, v, num_samples=KEYS, rng=int(next(seeds)))
         indices = key_sampling.draw_pivots(k, num_keys=KEYS, rng=rng)
-        outs["centred"] = formula(q, k, v, indices=indices)
+        outs["centred"] = coreset_attention(q, k, v, indices=indices)
         outs["as they are"] = _coreset_as_they_are(q, k, v, indices)
-        found.append({name: relative_error(out, exact) for name, out in outs.items()})
+        centred = _coreset_as_they_are(q, k - k.mean(-2, keepdims=True), v, indices)
+        errors = {name: relative_error(out, exact) for name, out in outs.items()}
+        errors["formula of a coreset"] = relative_error(outs["centred"], centred)
+        sample = _of_sample(q, k, v, *samples["norms"])
+        errors["formula of samples"] = relative_error(outs["norms"], sample)
+        found.append(errors)
     return found
 
 
@@ -75,6 +82,12 @@ def _coreset_as_they_are(q: Any, k: Any, v: Any, indices: Any) -> Any:
     scores = q @ np.swapaxes(chosen, -1, -2) - half_chosen
     terms = np.exp(scores - scores.max(-1, keepdims=True)) @ carried
     return terms[..., :-1] / terms[..., -1:]
+
+
+def _of_sample(q: Any, k: Any, v: Any, indices: Any, log_probability: Any) -> Any:
+    """Softmax attention to a sample of keys, each divided by its probability."""
+    k, v = (np.take_along_axis(x, indices[..., None], axis=-2) for x in (k, v))
+    return softmax_attention(q, k, v, bias=-log_probability[..., None, :])
 
 
 def _landmarks(q: Any, k: Any, v: Any, count: int) -> Any:
@@ -97,6 +110,7 @@ def judge(results: suite.Results) -> suite.Findings:
     q, k, v, exact = tensors()
     trials = [one for result in results for one in result]
     error = {name: np.array([one[name] for one in trials]) for name in trials[0]}
+    identities = {name: error.pop(name) for name in [*error] if name.startswith("formula")}
     landmarks = {n: relative_error(_landmarks(q, k, v, n), exact) for n in LANDMARKS}
     nothing = relative_error(np.broadcast_to(v.mean(-2, keepdims=True), v.shape), exact)
     evidence: suite.Evidence = {
@@ -106,6 +120,7 @@ def judge(results: suite.Results) -> suite.Findings:
             for law in ("uniform", "norms")
         ],
         "RA": [suite.more_often("ra below softmax", error["ra"] < error["softmax"])],
+        "formulas": [suite.Compared(n, float(np.max(x)), 1e-6) for n, x in identities.items()],
         "landmarks": [suite.Compared(f"{n} landmarks", x, nothing) for n, x in landmarks.items()],
     }
     means = ", ".join(f"{np.mean(x):.2f} ({name})" for name, x in error.items())

@@ -19,7 +19,7 @@ from scipy import special, stats
 
 from refattn import estimators, linear_randomized_attention, sampling
 from refattn.typing import Weighting
-from validation import plotting, suite
+from validation import suite
 
 EPS = float(np.finfo(float).eps)
 UNIT = "eps (1 + exponents)"
@@ -143,19 +143,4 @@ def judge(results: suite.Results) -> suite.Findings:
         f"are dropped, the sum is up to {1 + most:.2g}. The result is a ratio, and shows no "
         "constant factor of the weights."
     )
-    data = {"results": [{"d": r["d"], "worst": r["worst"]} for r in results]}
-    return suite.Findings(found, data, remark)
-
-
-def plot(data: dict[str, Any]) -> Any:
-    """Errors of each case."""
-    figure, ((axes,),) = plotting.panels()
-    for r in data["results"]:
-        values = [max(r["worst"][kind], 1e-3) for kind in KINDS]
-        axes.semilogy(range(len(KINDS)), values, "o", label=f"d = {r['d']}")
-    axes.axhline(BOUND, color=plotting.INK, linewidth=0.8, label="bound")
-    labels = [k if k.startswith("R") else f"formula,\n{k}" for k in KINDS]
-    axes.set_xticks(range(len(KINDS)), labels)
-    axes.set(ylabel=f"largest error, {UNIT}")
-    axes.legend()
-    return figure
+    return suite.Findings(found, {}, remark)

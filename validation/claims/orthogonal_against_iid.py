@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from refattn import kernels, random_feature_attention, sampling, softmax_attention, theory
+from refattn import random_feature_attention, sampling, softmax_attention, theory
 from refattn.typing import Coupling
 from validation import plotting, suite
 
-from ._performer import MEAN, curve, published_frequencies, published_inputs, small
+from ._performer import MEAN, curve, kernel_errors, published_frequencies, published_inputs, small
 
 L, D, SHOWN = 1024, 16, 15
 LARGEST = 192  # frequencies at the right end of the figure
@@ -61,7 +61,10 @@ def frequencies(variant: str, size: int, rng: np.random.Generator) -> Any:
 def run(rng: np.random.Generator, size: int, draws: int, variants: Sequence[str]) -> dict[str, Any]:
     """Errors of each variant, or without any the errors of the kernel of a close pair."""
     if not variants:
-        return {"size": size, "kernel": kernel_errors(rng, draws)}
+        x = CLOSE / 2 * np.eye(1, D)
+        kinds: tuple[Coupling, ...] = ("iid", "orthogonal")
+        of = {c: kernel_errors(rng, draws, D, x, -x, c, "trigonometric")[:, 0] for c in kinds}
+        return {"size": size, "kernel": of}
     errors: dict[str, list[float]] = {name: [] for name in (*variants, MEAN)}
     for _ in range(draws):
         q, k, v = published_inputs(rng, L, D, 1.0)
@@ -72,20 +75,6 @@ def run(rng: np.random.Generator, size: int, draws: int, variants: Sequence[str]
             out = random_feature_attention(q, k, v, omega=omega, features="trigonometric")
             errors[name].append(float(np.mean((out - exact) ** 2)))
     return {"size": size, "errors": errors}
-
-
-def kernel_errors(rng: np.random.Generator, draws: int) -> dict[str, Any]:
-    """Squared errors over the squared kernel, from D frequencies, at |x - y| = CLOSE, x = -y."""
-    x = np.zeros(D)
-    x[0] = CLOSE / 2
-    found = {}
-    for coupling in ("iid", "orthogonal"):
-        omega = np.stack(
-            [sampling.draw(D, D, coupling=coupling, rng=rng).omega for _ in range(draws)]
-        )
-        ratio = kernels.estimate(x, -x, omega, features="trigonometric")
-        found[coupling] = (ratio / kernels.softmax_kernel(x, -x) - 1) ** 2
-    return found
 
 
 def judge(results: suite.Results) -> suite.Findings:

@@ -143,7 +143,9 @@ def normal(name: str, z: Any) -> list[suite.Tested]:
     """All that is asked of rows that should be N(0, I)."""
     flat, length, law = z.ravel(), np.sum(z * z, -1), laws.chi2(z.shape[1])
     share, sd = (0.08, "probability"), (0.15, "sd")
+    sums = (z[:-1:2] + z[1::2]).ravel() / math.sqrt(2)  # of two draws, which are independent
     return [
+        suite.evidence(f"{name}, scale of sums of two", stats.normal_scale, sums, target=sd),
         suite.evidence(f"{name}, coordinates", stats.ks, flat, special.ndtr, target=share),
         suite.evidence(f"{name}, mean", stats.normal_mean, flat, target=sd),
         suite.evidence(f"{name}, scale", stats.normal_scale, flat, target=sd),

@@ -11,6 +11,7 @@ from ...arrays.library import Doubles
 
 # Of mean squares: larger ones are no likelier, and their squares may overflow.
 _BEYOND_ALL = 2.0**100
+_FEW_HAVE_ALL = 8.0  # rows have all of the weight
 _LAW_WANTED = 4.0  # standard deviations from which on the law of a sum is computed
 
 
@@ -188,6 +189,9 @@ def symmetric_test(rows: Tally) -> Estimate:
     value = np.where(g > 0, total / np.where(g > 0, g, 1.0), 0.0)
     # For the standard error of the size: squares of what the size leaves of each T.
     rest = root * root - 2 * value * (tg - share * ug) + value * value * gg
+    # Few rows leave little by themselves: each has a variance of g, if columns are independent.
+    few = _FEW_HAVE_ALL * gg > g * g
+    rest = rest + np.where(few, gg / np.where(few, g, 1.0), 0.0)
     return Estimate.of(total, root, np.sqrt(np.maximum(rest, 0.0)), g, slack)
 
 

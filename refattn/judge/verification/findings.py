@@ -142,6 +142,10 @@ class Numbers(NamedTuple):
     lse_dtype: str = "float32"
     remark: str = ""
 
+    def are_finite(self, at: Index) -> bool:
+        """Tell whether all numbers of a row are finite."""
+        return bool(np.all(np.isfinite(self.out(at[:-1])[at[-1]])))
+
 
 class Part(NamedTuple):
     """Numbers to be judged, and what they are to be."""

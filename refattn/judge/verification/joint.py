@@ -44,6 +44,7 @@ from .z_scores import subtract_rounding
 
 MOST = 40  # rows of which it is computed at a time
 DOUBT = 1.0  # mean square of z above which the law of a row is computed
+ONE_OF_ROWS = 8  # of so many, one may be wrong, and the others tell what is right
 _DOUBT_HIDDEN = 0.25  # likewise, beyond half a spacing and over the noise before it
 _TESTS_OF_ROW = math.log(3)  # tests of a row, of which the surest is taken
 _PRODUCTS, _SOLVING = 2**32, 50  # in which further rows are tested; of a row, columns times
@@ -339,6 +340,11 @@ def name_wrong(find: Find, rows: int, alpha: float) -> tuple[tuple[tuple[Index, 
             break
         found.append((row.at, p))
     return tuple(found), more
+
+
+def list_few(rows: Sequence[tuple[Index, float]], more: bool, count: int) -> tuple[Index, ...]:
+    """List the wrong rows of so many, if all are named, and few: others tell what is right."""
+    return () if more or ONE_OF_ROWS * len(rows) > count else tuple(at for at, _ in rows)
 
 
 def find_smallest(

@@ -78,7 +78,7 @@ from .choice import (
 from .empty_rows import describe_idle, remark_idle
 from .findings import Finding, Numbers, Part, ProfileTrial, weaken
 from .head_sums import ONE_PERCENT, RowWeights
-from .joint import find_smallest, knows_columns, name_wrong, test_each
+from .joint import ONE_OF_ROWS, find_smallest, knows_columns, list_few, name_wrong, test_each
 from .likelihood import ALIKE, Fit, ProfileSample, compare
 from .looks import (
     Blocks,
@@ -89,10 +89,9 @@ from .looks import (
     choose_glanced,
     choose_screened,
     count_rows,
-    holds_row,
     split_directions,
 )
-from .trial import attempt
+from .trial import attempt, choose_suspects
 from .units import add_unit, describe_unit, list_units, on_hardware
 from .verdict import Interrupted, Verdict, join_verdicts
 
@@ -101,7 +100,6 @@ _UNLIKELY = 10.0  # log of how much likelier others are on some rows of another 
 _SURELY_REJECTED = -100.0  # log of a p-value that is surely enough to reject a profile by some rows
 _SURE_P = 1e-40  # corrected p-value by which some rows reject a profile, beside tests of all
 _ASKED_ROWS = 8  # that are the worst by the profile that failed first
-_ONE_OF_ROWS = 8  # of so many, one may be wrong, and the others tell the profile
 _TESTS = 64  # more than a trial has: what is sure beside so many needs no other
 
 
@@ -289,10 +287,12 @@ class _Case:
         detectable, by = best.detectable, self.profiles[name]
         wrong, more = self._name_rows(best) if failed else ((), False)
         if failed:
-            # A defect of a few rows is lost among all: it is measured on the worst of them.
-            if problem.is_mean and best.loud:
-                named = [x for x in best.loud if any(holds_row(x, at) for at, _ in wrong)]
-                suspects = self.attempt(name, tuple(named) or best.loud).suspects
+            # A defect of a few rows is lost among all: it is measured on these, or on the worst.
+            told = [x for x in list_few(wrong, more, best.rows) if numbers.are_finite(x)]
+            few = tuple((at[:-1], slice(at[-1], at[-1] + 1)) for at in told)
+            if problem.is_mean and (few or best.loud):
+                some = self.attempt(name, few or best.loud).suspects
+                suspects = choose_suspects(suspects, some) if few else some
             remarks += [
                 *suspect_narrower(problem, dtype),
                 *_suspect_float32(problem, numbers, dtype, self.alpha),
@@ -349,7 +349,7 @@ class _Case:
         name = likely[0] if likely else best.profile
         trial = self.trials.get(name) or self.attempt(name, whole=False)
         (named, more), by_best = (name_wrong(x.find, x.rows, self.alpha) for x in (trial, best))
-        few = 0 < len(named) <= max(trial.rows / _ONE_OF_ROWS, len(by_best[0])) and not more
+        few = 0 < len(named) <= max(trial.rows / ONE_OF_ROWS, len(by_best[0])) and not more
         return (named, more) if few else by_best
 
     def _list_blind(self, profile: Profile) -> list[str]:

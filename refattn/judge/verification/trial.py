@@ -45,6 +45,8 @@ _SMALLEST_TILE = 16
 _LOUD_SIZES, _LOUD_TILES = (16, 64), 2  # tiles that are tried again, the loudest of each size
 _MOST_OF_A_WEIGHT = 1.5  # more than that is no missing key
 _NEEDS_NO_OTHER = -100.0  # log of a p-value beside which no other test counts
+_AS_MUCH = 0.1  # of the error: what explains so little less is preferred if it is plainer
+_SAME_SIZE = 3.0  # standard errors, within which two sizes are the same
 _LOUD = 1.2  # mean square of z from which on
 _FACTOR_SIZES, _FACTOR_TILES = (1, 4, 16, 64), 2  # tiles whose factors are tried, likewise
 _LOUD_FACTOR = 4.0  # standard deviations, if columns were independent, from which on
@@ -175,6 +177,24 @@ def _keep_telling(suspects: list[Suspect]) -> list[Suspect]:
         telling.setdefault(suspect.name.removesuffix(_OF_HEAD), suspect)
     most = max((x.explained for x in telling.values()), default=0.0)
     return [x for x in telling.values() if x.explained >= most / 2]
+
+
+def choose_suspects(whole: Sequence[Suspect], few: Sequence[Suspect]) -> list[Suspect]:
+    """Choose between what is measured in all rows and in the few that are wrong.
+
+    In all rows it is surer, if it is the same.
+    """
+    # Where a place is one of few rows says nothing, and one key of many is near to any of them.
+    few = [x for x in few if x.name != "key" and " of " not in x.name]
+    same = [x for x in whole if any(_are_as_large(x, y) for y in few)]
+    most = max((x.explained for x in few), default=0.0) - _AS_MUCH
+    few.sort(key=lambda x: (x.explained < most, x.name not in ("factor", "scale")))
+    return list(same or few or whole)
+
+
+def _are_as_large(x: Suspect, y: Suspect) -> bool:
+    apart = abs(x.estimate - y.estimate)
+    return x.name == y.name and apart <= _SAME_SIZE * max(x.error, y.error)
 
 
 class _Outcome(NamedTuple):

@@ -30,7 +30,9 @@ def symmetric(rows, weights):
     value = left / g if g else 0.0
     error = math.inf
     if g:
-        error = math.sqrt(total(lambda t, u, g, _: (t - share * u - value * g) ** 2)) / g
+        left = total(lambda t, u, g, _: (t - share * u - value * g) ** 2)
+        largest = total(lambda t, u, g, _: g * g) / g  # if one row has all, its own variance
+        error = math.sqrt(left + (largest if 8 * largest > g else 0.0)) / g
     return value, error, min(1.0, 2 * math.exp(-t * t / 2)), t
 
 

@@ -19,6 +19,7 @@ from ...rounding.roundings import Roundings
 from ...verification.choice import ProfileChoice, choose_profiles, usual_profiles
 from ...verification.empty_rows import find_empty, find_unseen, say_how_to_accept
 from ...verification.findings import LOGARITHMS, Finding, Numbers, Part, Suspect, name_number
+from ...verification.joint import list_few
 from ...verification.verdict import Verdict
 from ...verification.worst import find_worst
 from ...verification.z_scores import mean_square
@@ -150,11 +151,17 @@ def explain(
     if failed != "lse" and worst is not None and not known:
         grid, gap = find_grid(problem, numbers)
         known = grid if abs(worst.got - worst.exact) < gap else ""
-    found, sample = search_causes(problem, numbers, profiles, *rest, strange_alone, known, mistakes)
+    looked = round(verdict.looked_at * math.prod((*problem.lead, problem.shape[0])))
+    rows = list_few(verdict.rows, verdict.more_rows, looked)
+    rows = () if failed == "lse" or strange_alone else rows
+    if rows:  # others are right by this profile
+        profiles = {verdict.by: by, **profiles}
+    about = problem, numbers, profiles, *rest
+    found, sample = search_causes(*about, strange_alone, known, mistakes, rows)
     fits = [] if known else fits
     if sample.apart and not any(x.name == _CAUSE for x in found):
         # Numbers that are wrong were searched first; those that are NaN may have another cause.
-        alone = search_causes(problem, numbers, profiles, *rest, strange_alone=True)
+        alone = search_causes(*about, strange_alone=True)
         found, sample = alone if alone[0] else ([], sample)
     if failed == "lse":
         share = 0.0 if found else share_of_offset(problem, sample)
@@ -174,8 +181,9 @@ def explain(
     seen += [] if failed == "lse" or suspects else list(remark_stale(problem, numbers, sample))
     strange = list(remark_normalisers(problem, numbers))
     remarks = [*seen, *verdict.remarks, *strange, *remark_zeros(problem, numbers, sample)]
-    about = problem, numbers, sample, by, verdict.dtype
-    copies = [] if failed == "lse" or holds else name_copies(*about)
+    copies = []
+    if failed != "lse" and not holds:
+        copies = name_copies(problem, numbers, sample, by, verdict.dtype)
     if copies and (copies[0].name == _CAUSE or not suspects):
         suspects, remarks = copies, [x for x in remarks if x not in seen]
     if not suspects and failed != "lse":
@@ -302,8 +310,7 @@ def _explain_rescaled(
 def _is_right_where_finite(numbers: Numbers, verdict: Verdict) -> bool:
     """Tell whether all that failed is the bound, by NaN or infinity: other numbers are right."""
     failed = {x.name for x in verdict.tests if x.adjusted <= verdict.alpha}
-    rows = (numbers.out(at[:-1])[at[-1]] for at, _ in verdict.rows)
-    return failed == {"bound"} and not any(np.all(np.isfinite(x)) for x in rows)
+    return failed == {"bound"} and not any(numbers.are_finite(at) for at, _ in verdict.rows)
 
 
 def name_trivial(verdict: Verdict) -> list[Suspect]:
@@ -393,7 +400,9 @@ def tidy_fits(verdict: Verdict, failed: str) -> list[Suspect]:
         if share >= _MOST and not none:
             fits.append(x._replace(explained=share, text=text))
     best = max((x.explained for x in fits), default=0.0)
-    return sorted((x for x in fits if x.explained > best - _AS_GOOD), key=lambda x: -x.explained)
+    fits = [x for x in fits if x.explained > best - _AS_GOOD]
+    # In one row a factor is like many others: it is the plainest.
+    return sorted(fits, key=lambda x: (-round(x.explained, 3), not x.name.startswith("factor")))
 
 
 def _may_be(x: Suspect) -> bool:
@@ -447,7 +456,8 @@ def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Su
         fits = [x for x in fits if x not in scales]
     most = max((x.explained for x in holding), default=0.0) - _AS_WELL
     fits = [x for x in fits if x.explained > most or x not in scales]
-    rest = [] if holding or fits else [x for x in found if x.name != "convention"][:1]
+    part = (x for x in found if x.name != "convention" and x.explained >= _MOST)
+    rest = [] if holding or fits else [*part][:1]
     plainest = any(x.name.startswith(("scale", "factor")) for x in fits)
     return sorted([*holding, *fits, *rest], key=lambda x: plainest and x.explained < _MOST)
 

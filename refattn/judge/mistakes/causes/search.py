@@ -59,19 +59,21 @@ def search_causes(
     strange_alone: bool = False,
     known: str = "",
     mistakes: Sequence[Mutant] = (),
+    rows: Sequence[Index] = (),
 ) -> tuple[list[Suspect], Sample]:
     """Return alternatives that explain an output and its log normalisers, and the sample.
 
     What `failed` is `out`, `lse` or `both`; `where` is the worst element. Coarse roundings are
     not tried on an error that is `sized`: explained by a defect of a fitted size. Rows with NaN
     or infinity may be the only ones that are looked at. Where the cause is `known`, only the
-    sample is taken. Rows of a user's `mistakes` are tried first.
+    sample is taken. Rows of a user's `mistakes` are tried first. The wrong `rows`, if they are
+    given, are those of the first profile.
     """
     profile = next(iter(profiles.values()))
     problem = problem.read_by(profile)
     heads = _KEPT // max(sum(problem.shape[:2]) * problem.first["q"].shape[-1], 1)
     problem = problem._replace(read=lru_cache(maxsize=min(max(heads, 4), 64))(problem.read))
-    sample = draw_sample(problem, numbers, profile, dtype, where, strange_alone)
+    sample = draw_sample(problem, numbers, profile, dtype, where, strange_alone, rows=rows)
     if known:
         return [as_suspect(f"agrees if {known}")], sample
     if sample.remarks and not sample.wrong.any():

@@ -25,6 +25,7 @@ from ..operators.arrays import list_reads
 from ..operators.exponentials import list_powers, list_weights
 from ..operators.intervals import list_intervals
 from ..operators.limits import list_own_limits, list_reaches, list_windows
+from ..operators.own_keys import list_own_keys
 from ..operators.pages import list_blocks_of_cache
 from ..operators.tiles import list_moved_tiles, list_scoped
 from .alternatives import list_added, list_alternatives, list_families, list_halves
@@ -63,6 +64,8 @@ _JOINED = 3  # alternatives, at most, named together
 _FIRST_ROWS = 8  # wrong rows by which alternatives are left out
 _EMPTY = 0.125  # of wrong rows, at most, that see no key by an alternative
 _TOO_SMALL = 0.04  # mean square of z of a profile that does not say what is rounded
+_TOO_SMALL_ALONE = 0.25  # likewise in few rows, which may be wrong in any other way
+_ROWS_OF_POWER = 6  # that are wrong alone: fewer have a power that is near to any mistake
 _FITTED_FILLS = 3  # ways to hide keys by a number, at most, of which this is fitted
 _OF_TYPE = re.compile(r"(.* are rounded to )(\S+)( .*)")  # a cause of which a type is a part
 _PLAIN_LISTS: tuple[Callable[[Problem], Iterator[Alternative]], ...] = (
@@ -226,7 +229,10 @@ class Trials:
             text = "heads and queries of the output are swapped (transposed)"
             alternatives.append(Alternative(text, self.problem, answer=self._transposed))
         yield from self.explain_all(alternatives)
-        for text, family, starts in chain(list_families(self.problem), list_powers(self.problem)):
+        families = [*list_families(self.problem)]
+        if not self.sample.told or np.sum(self.sample.wrong) >= _ROWS_OF_POWER:
+            families += list_powers(self.problem)
+        for text, family, starts in families:
             yield from self.fit(text, family, starts)
         for text, fill in self._find_fills():
             yield from self.fit(text, fill, STARTS)
@@ -259,6 +265,8 @@ class Trials:
             (problem, x, unit * row_sizes(y))
             for x, y in zip(self.first, self.given_first, strict=True)
         ]
+        if self.sample.told:
+            lists.append(list_own_keys(problem, every, unit))
         lists += [list_reads(*x) for x in first]
         lists.append(list_blocks_of_cache(problem, few, unit))
         lists.append(list_counted(problem, every, columns, length))
@@ -460,12 +468,16 @@ class Trials:
             many = 16 if "scores" in changes else 1  # that of their sums may be rounded
             if squares and not _TOO_SMALL / 4 < np.mean(squares[0]) < 4 * many * _RMS**2:
                 continue  # by far
-            z = [self._divide(x, given, other, dtype) for x in self.sample.heads]  # right rows, too
+            told = self.sample.told  # else right rows are rounded likewise
+            heads = self.sample.heads
+            heads = [x.take(x.wrong) for x in heads if x.wrong.any()] if told else heads
+            z = [self._divide(x, given, other, dtype) for x in heads]
             rows = np.concatenate([np.mean(x * x, -1) for x in z])
             usual = [x[y.wrong] for x, y in zip(self.errors, self.sample.heads, strict=True)]
             before = float(np.mean(np.square(np.concatenate(usual)))) if usual else 0.0
             square = float(np.mean(rows)) if len(rows) else 0.0
-            if not _TOO_SMALL < square < many * _RMS**2 or before < 9 * square:
+            least = _TOO_SMALL_ALONE if told else _TOO_SMALL
+            if not least < square < many * _RMS**2 or before < 9 * square:
                 continue
             if square > _RMS**2:
                 text += (

@@ -16,6 +16,7 @@ from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...verification.empty_rows import list_conventions
 from ...verification.findings import Numbers
+from ...verification.looks import holds_row
 from .sampled import Result, Rows
 
 _WRONG_ROWS, _RIGHT_ROWS, _HEADS = 32, 16, 4  # that are taken
@@ -26,6 +27,7 @@ _SEARCHED_PAIRS = 2**23  # of queries and keys, at most, among which wrong rows 
 POWER = 50.0  # sum of the squares of what an alternative changes, at least, over roundings
 _MOST_STD = 1e6  # standard deviations
 _TILES, _WHOLE = (128, 64, 32, 16), 0.75  # of rows, and share of one, at least, that is wrong
+_FEW_COLUMNS = 8  # one of so many, at most, is wrong alone
 _DOUBTFUL, _AGAIN = 1e4, 2**20  # how far a row may be to be looked at again; pairs, at most
 _STEPS_OF_FIT = 8  # of a number
 _ALL_ROWS = 0.03  # of the root mean square of all rows, where a row is exactly 0
@@ -57,6 +59,7 @@ class Sample(NamedTuple):
     looked: int  # rows that were looked at
     remarks: Sequence[str] = ()  # of a convention for rows without keys, which are not taken
     apart: bool = False  # whether rows with NaN or infinity are left out
+    told: bool = False  # whether others than the wrong rows are known to be right
 
 
 def divide(error: Doubles, std: Doubles) -> Doubles:
@@ -95,11 +98,13 @@ def draw_sample(
     where: Index,
     strange_alone: bool = False,
     compute: Callable[[Index, slice], Result] | None = None,
+    rows: Sequence[Index] = (),
 ) -> Sample:
     """Find wrong rows, among them that of the worst element, and take some of them with others.
 
     Those with NaN or infinity are left out if others are wrong, or are the only ones. What is right
-    is exact attention, or what `compute` gives for some rows of a head.
+    is exact attention, or what `compute` gives for some rows of a head. If the wrong `rows` are
+    known, others are right.
     """
     compute = compute or (lambda index, i: attend_rows(problem.head(index), i, None))
     n, m, d_v = problem.shape
@@ -109,10 +114,11 @@ def draw_sample(
     items = list(problem.items())
     unit = measure_unit(problem, profile, dtype)
     # Of a large problem some blocks are looked at, evenly, and that of the worst element.
+    most = np.zeros(d_v)  # of known rows
     pairs, blocks = 0, items[:: max(1, heads * n * m // _SEARCHED_PAIRS)]
-    if where:
-        covering = ((x, i) for x, i in items if x == where[:-2] and i.start <= where[-2] < i.stop)
-        blocks += [x for x in covering if x not in blocks]
+    told = [*rows, *[where[:-1]] * bool(where)]
+    covering = (x for x in items if any(holds_row(x, at) for at in told))
+    blocks += [x for x in covering if x not in blocks]
     for index, i in blocks:
         with np.errstate(all="ignore"):
             exact = compute(index, i)
@@ -134,9 +140,19 @@ def draw_sample(
                 no_key = np.isneginf(numbers.lse(index)[i]) & ~np.any(numbers.out(index)[i], -1)
                 lost |= ~np.isfinite(error) & ~no_key
         columns |= find_columns(z, lost)
+        if rows:
+            few = [x[-1] - i.start for x in rows if holds_row((index, i), x)]
+            most = np.maximum(most, np.max(z[few], 0, initial=0.0))
         at = problem.number(index)
         far[at, i], strange[at, i], empty[at, i] = worst, lost, np.isneginf(exact.lse)
         cleared[at, i.start + doubtful] = worst[doubtful] <= FAR  # right, but not to be compared
+    if rows:
+        known = np.zeros_like(cleared)
+        known[tuple(zip(*((problem.number(x[:-1]), x[-1]) for x in rows), strict=True))] = True
+        far = np.where(known, np.fmax(far, 2 * FAR), np.minimum(far, FAR))
+        cleared &= ~known
+        if np.sum(most > FAR / 2) > d_v / _FEW_COLUMNS:  # others may be wrong, too
+            columns[:] = True
     far[cleared] = np.nan
     conventions = list(list_conventions(problem, numbers, empty))
     if conventions:
@@ -168,10 +184,17 @@ def draw_sample(
         lse = None if numbers.lse is None else numbers.lse(index)[order]
         # Where no row is wrong by itself all of them are looked at.
         some = wrong[at, order] if wrong.any() else np.ones(len(order), bool)
-        rows = Rows(index, order, np.arange(m))
-        taken.append(Sampled(rows, numbers.out(index)[order], lse, some, near[at, order]))
+        taken.append(
+            Sampled(
+                Rows(index, order, np.arange(m)),
+                numbers.out(index)[order],
+                lse,
+                some,
+                near[at, order],
+            )
+        )
     apart = bool(np.any(strange & ~wrong))
-    return Sample(taken, unit, wrong, of_others, looked, conventions, apart)
+    return Sample(taken, unit, wrong, of_others, looked, conventions, apart, bool(rows))
 
 
 def find_columns(z: Doubles, strange: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -232,7 +255,8 @@ def compare_outputs(
         close = max(close, float(np.max(np.abs(rest[~x.wrong & x.near]), initial=0.0)))
     gain, square = before - after, after / max(elements, 1)
     excess = max(before - elements, gain, 1e-300)
-    here = close < 2 * FAR and any(x.near.any() for x in sample.heads) and _has_numbers(sample)
+    here = sample.told or (close < 2 * FAR and any(x.near.any() for x in sample.heads))
+    here = here and _has_numbers(sample)
     holds = right < 2 * FAR, here
     # It changes less than roundings may: these rows cannot tell it from the problem.
     if moved < POWER:

@@ -1,0 +1,98 @@
+"""A key of each wrong row, another in each, that is lost, counted twice, seen or exchanged."""
+
+import numpy as np
+import pytest
+
+from refattn import softmax_attention, verify
+from refattn.judge.rounding.formats import FORMATS
+
+BF16 = FORMATS["bfloat16"].round
+HEADS, N, M, D = 2, 64, 96, 16
+ROWS = ((0, 5), (0, 40), (1, 17))
+KEYS = (7, 60, 33)
+
+
+def made(d_v=D, seed=0):
+    rng = np.random.default_rng(seed)
+    q, k, v = (BF16(rng.standard_normal((HEADS, *x))) for x in ((N, D), (M, D), (M, d_v)))
+    mask = np.arange(M) % 8 > 0  # some keys are hidden
+    return {"q": q, "k": k, "v": v, "mask": mask}
+
+
+def weights(given):
+    """Of every key, e^score over the sum of those that are seen."""
+    scores = given["q"] @ np.swapaxes(given["k"], -1, -2) / D**0.5
+    w = np.exp(scores)
+    return w / np.sum(w * given["mask"], -1, keepdims=True)
+
+
+def wrong_row(given, at, key, way):
+    p, v = weights(given)[at] * given["mask"], given["v"][at[0]]
+    if way == "another":
+        v = v.copy()
+        v[key] = v[key + 1]
+    else:
+        p[key] = {"lost": 0.0, "twice": 2 * p[key], "seen": weights(given)[at][key]}[way]
+    return p @ v / np.sum(p)
+
+
+@pytest.mark.parametrize(
+    ("way", "keys", "words"),
+    [
+        ("lost", KEYS, "a key is left out of each wrong row: key 7 in query 5, key 60 in query 40"),
+        ("twice", KEYS, "a key counts twice in each wrong row: key 7 in query 5, key 60 in"),
+        ("seen", (16, 40, 64), "a hidden key is seen in each wrong row: key 16 in query 5, key 40"),
+        ("another", None, "a key has the value of another in each wrong row: key"),
+    ],
+)
+def test_another_key_of_each_row(way, keys, words):
+    given = made()
+    out = softmax_attention(**given)
+    if keys is None:  # of the largest weight
+        keys = [int(np.argmax((weights(given)[at] * given["mask"])[:-1])) for at in ROWS]
+    for at, key in zip(ROWS, keys, strict=True):
+        out[at] = wrong_row(given, at, key, way)
+    found = verify(**given, out=BF16(out), dtype="bfloat16")
+    assert [at for at, _ in sorted(found.rows)] == [*ROWS]
+    assert words in found.suspects[0].text
+
+
+def test_one_key_of_all_wrong_rows_is_named_once():
+    given = made()
+    out = softmax_attention(**given)
+    for at in ROWS:
+        out[at] = wrong_row(given, at, 60, "twice")
+    texts = [x.text for x in verify(**given, out=BF16(out), dtype="bfloat16").suspects]
+    assert any(
+        "counts twice in each wrong row: key 60" in x or "key 60 counts 2" in x for x in texts
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda given: 1.03 * softmax_attention(**given), "the output is 1.0"),
+        (lambda given: softmax_attention(**given, scale=1.06 / D**0.5), "the scale is 1.06"),
+        (lambda given: softmax_attention(**given, window=(30, 30)), "there is a window of 30 keys"),
+    ],
+)
+def test_what_is_wrong_in_few_rows_is_measured_in_these(wrong, words):
+    """Others are right: no rounding that is coarser in all of them is the cause."""
+    given = made()
+    out, of = softmax_attention(**given), wrong(given)
+    for at in ROWS:
+        out[at] = of[at]
+    found = verify(**given, out=BF16(out), dtype="bfloat16")
+    assert [at for at, _ in sorted(found.rows)] == [*ROWS]
+    assert words in found.suspects[0].text
+
+
+def test_few_columns_do_not_tell_which_key_it_is():
+    """Of 96 keys one is near to any error in two columns, by chance."""
+    given = made(d_v=2)
+    out = softmax_attention(**given)
+    for at in ROWS:
+        out[at] += np.random.default_rng(at).uniform(0.05, 0.1, 2)
+    found = verify(**given, out=BF16(out), dtype="bfloat16")
+    assert found.verdict == "FAIL"
+    assert not any("each wrong row" in x.text for x in found.suspects)
