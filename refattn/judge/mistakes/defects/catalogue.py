@@ -8,8 +8,8 @@ A row of `rows/*.diff` is a block of lines:
     @ visible: (ahead <= 0) => (ahead <= 1)    a function of the text, or several; what occurs
                                                exactly once after its docstring, and the new text
 
-Changes of several lines, or at a space, are written as below the function: `@ visible`, then lines
-that begin with `-`, and those that take their place, which begin with `+`.
+New text that is long is in lines below that begin with `+`. So is the old text if it is of several
+lines, or begins or ends with a space, in lines that begin with `-` below `@ visible`.
 Each of the estimators has an entry, with all the capabilities that it has over this text, those
 named by `only:`, or all but those named by `lacks:`. A file may begin with an `only:` for all of
 its rows.
@@ -181,9 +181,10 @@ def _edits(name: str, lines: list[str]) -> Iterator[Edit]:
             yield from (Edit(x, "\n".join(old), "\n".join(new)) for x in function.split())
             old, new = [], []
         if line[0] == "@":
-            function, is_whole, change = line[2:].partition(": ")
-            before, arrow, after = change.partition(" => ")
-            _demand(name, "change a text => another", bool(arrow) or not is_whole, line)
-            old, new = ([before], [after]) if arrow else ([], [])
+            function, _, change = line[2:].partition(": ")
+            old, new = [], []
+            if change:
+                before, arrow, after = change.partition(" => ")
+                old, new = [before], [after] if arrow else []
         else:
             (old if line[0] == "-" else new).append(line[2:])

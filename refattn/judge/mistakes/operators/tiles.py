@@ -24,7 +24,6 @@ Scored = tuple[Doubles, Doubles]  # scores of some rows, -inf where a key is hid
 ScoreText = Callable[[Rows], Scored]
 Chosen = npt.NDArray[np.int64]
 _MOVED_TILES, _SCOPED_TILES = 16, 32  # of which each may be another, and that may go wrong, at most
-_FITTED_FROM = 8  # of a head, at most, to which which tiles go wrong is fitted
 _SEEN_BY_FIT = 30.0  # root of the sum of squares of z by which a tile is known
 _USUAL_OFF, _MOST_OFF = 0.1, 0.45  # how far shares are from 0 or 1: the median, and the most
 _MOST_LEFT = 0.03  # of the square of errors, at most, that a choice leaves
