@@ -43,13 +43,14 @@ def run(rng: np.random.Generator, count: int, draws: int) -> dict[str, Any]:
     omega = sampling.draw(draws * count, D, rng=rng).omega.reshape(draws, count, D)
     target = sampling.draw_target(q, k, num_samples=draws * count, rng=rng, scale=1.0)
     target = target.reshape(draws, 1, count, D)
-    drawn = sampling.draw(draws * count, D, proposal=WEIGHED["weighted"], rng=rng)
+    few = draws // 4
+    drawn = sampling.draw(few * count, D, proposal=WEIGHED["weighted"], rng=rng)
     weighted: dict[str, Any] = {
-        "omega": drawn.omega.reshape(omega.shape),
-        "log_weight": drawn.log_weight.reshape(omega.shape[:-1]),
+        "omega": drawn.omega.reshape(few, count, D),
+        "log_weight": drawn.log_weight.reshape(few, count),
     }
     out = {
-        "weighted": refattn.importance_sampled_attention(q, k, v, **weighted, scale=1.0),
+        "weighted": refattn.importance_sampled_attention(q, k, v[:few], **weighted, scale=1.0),
         "is": refattn.importance_sampled_attention(q, k, v, omega=omega, scale=1.0),
         "rfa": refattn.random_feature_attention(q, k, v, omega=omega, scale=1.0),
         "ratios": refattn.mean_of_ratios_attention(q, k, v, omega=omega, scale=1.0),
