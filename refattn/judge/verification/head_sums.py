@@ -63,6 +63,7 @@ class HeadSums:
         self.square, self.counted = np.zeros((heads, n)), np.zeros((heads, n))
         self.peak = np.zeros((heads, n))  # largest |z| of each row
         self.hidden = np.zeros((heads, n))  # mean square beyond half a spacing, where that hides it
+        self.lse_squares = None if numbers.lse is None else np.zeros((heads, n))
         self.over = np.zeros((heads, n))  # largest error over its bound, with log normalisers
         self.column, self.column_rows = np.zeros(d_v), np.zeros(d_v)
         self.strength = 0.0  # sum of squares of what tests take for z if results are 1 % too large
@@ -205,6 +206,8 @@ class HeadSums:
         sums.nearest[at, i], sums.slack[at, i] = of.weights * of.rounding, of.weights * of.slack
         largest = float(np.max(of.ratio, initial=0.0))
         self.over[at, i] = np.maximum(self.over[at, i], of.ratio)
+        assert self.lse_squares is not None
+        self.lse_squares[at, i] = of.squares
         square = float(np.sum(apart * of.squares))
         count = float(np.sum(apart * (of.weights > 0)))
 

@@ -46,7 +46,6 @@ MOST = 40  # rows of which it is computed at a time
 DOUBT = 1.0  # mean square of z above which the law of a row is computed
 ONE_OF_ROWS = 8  # of so many, one may be wrong, and the others tell what is right
 _DOUBT_HIDDEN = 0.25  # likewise, beyond half a spacing and over the noise before it
-_TESTS_OF_ROW = math.log(3)  # tests of a row, of which the surest is taken
 _PRODUCTS, _SOLVING = 2**32, 50  # in which further rows are tested; of a row, columns times
 _ONE_BY_ONE = 4  # times as long as all together
 TILE = 16  # rows of the smallest tile that is tested
@@ -282,13 +281,15 @@ def find_wrong(
     beyond: npt.NDArray[np.bool_],
     hidden: Doubles,
     level: float = -math.inf,
+    of_lse: Doubles | None = None,
 ) -> tuple[list[WrongRow], bool]:
     """Test rows by their largest |z|, by its mean square, and the doubtful by all columns jointly.
 
     `test` gives mean squares and logs of p-values of rows of a head, by all of their columns.
     Arrays are (heads, n): means of squares of z; the largest |z|, which stands for tests of as many
     columns as the output has; whether an error is beyond its bound; and the mean squares of what is
-    left beyond half a spacing, where that is far above the noise. So many doubtful rows are
+    left beyond half a spacing, where that is far above the noise; and the squares of z of log
+    normalisers, if there are any: one more test. So many doubtful rows are
     tested at a time, as long as one of them has a log of a p-value below a level, and that costs
     little enough. Also return whether rows were left that may be wrong.
     """
@@ -296,11 +297,14 @@ def find_wrong(
     if not columns:
         return [], False
     found = np.minimum(math.log(2 * columns) - peaks * peaks / 2, log_chernoff(squares, 1))
+    tests_of_row = math.log(3 if of_lse is None else 4)  # of which the surest is taken
+    if of_lse is not None:
+        found = np.minimum(found, math.log(2) - of_lse / 2)
     found, means = np.where(beyond, -math.inf, np.minimum(found, 0.0)), peaks * peaks
     # Where these tests are enough, no other is needed.
     doubts = np.maximum(squares / DOUBT, hidden / _DOUBT_HIDDEN)
     doubtful = np.flatnonzero(
-        knows_columns(problem) & (doubts > 1) & (found > level - _TESTS_OF_ROW)
+        knows_columns(problem) & (doubts > 1) & (found > level - tests_of_row)
     )
     doubtful = doubtful[np.argsort(-doubts.ravel()[doubtful], kind="stable")]
     most, together = _PRODUCTS // (columns**2 * (problem.shape[1] + _SOLVING * columns)), MOST
@@ -316,11 +320,11 @@ def find_wrong(
             means[head, rows] = np.where(surer, of_rows, means[head, rows])
             found[head, rows] = np.fmin(found[head, rows], log_p)
             least = min(least, float(np.min(log_p)))
-        tested, goes_on = tested + len(batch), least + _TESTS_OF_ROW <= level
+        tested, goes_on = tested + len(batch), least + tests_of_row <= level
     places = zip(*np.nonzero(found < 0), strict=True)
     wrong = [
         WrongRow(
-            (*problem.index_of(h), int(i)), float(means[h, i]), float(found[h, i]) + _TESTS_OF_ROW
+            (*problem.index_of(h), int(i)), float(means[h, i]), float(found[h, i]) + tests_of_row
         )
         for h, i in places
     ]

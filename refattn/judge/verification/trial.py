@@ -108,7 +108,8 @@ def attempt(
             raw += _test_loud_tiles(errors, problem.read_by(profile), roundings)
     read = problem.read_by(profile)
     about = read, partial(test_rows, read, numbers, roundings), squares, errors.peak
-    find: Find = cache(partial(find_wrong, *about, errors.over > BEYOND, errors.hidden))
+    of_rows = partial(find_wrong, *about, errors.over > BEYOND, errors.hidden)
+    find: Find = cache(partial(of_rows, of_lse=errors.lse_squares))
     smallest = min((x.log_p for x in (*raw, *directions)), default=0.0)
     if knows_columns(problem) and smallest >= _NEEDS_NO_OTHER:
         raw += _test_rows(find(-math.inf)[0], count)
@@ -149,6 +150,11 @@ def attempt(
         if law.g > 0:
             size = float((threshold * math.sqrt(law.variance) + law.slack) / law.g)
             detectable[x] = min(size, detectable.get(x, math.inf))
+    if "lse" in detectable and rows_apart:
+        of_lse, some = errors.sums["lse"], errors.sums["lse"].size > 0
+        far = WORST * math.sqrt(2 * math.log(8 * max(count, 1) * len(tests) / alpha))  # 4 of a row
+        off = (of_lse.slack[some] / of_lse.size[some], far / np.sqrt(of_lse.size[some]))
+        detectable["lse of a row"] = float(np.median(np.add(*off)))
     # An output that is 1 % too large is seen by its mean square, or along the factor.
     square = errors.strength / max(elements, 1.0)
     powered = bool(log_chernoff(square, usable) <= math.log(alpha / len(tests)))

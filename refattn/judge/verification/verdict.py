@@ -36,6 +36,8 @@ _DEFECTS = {
     "head": "one head wrong by a factor 1 +",
     "tile": "16 rows wrong by a factor 1 +",
     "row": "one row wrong by a factor 1 +",
+    "lse": "all log normalisers off by",
+    "lse of a row": "one of them off by",
 }
 
 _STRICTER = " (--strict allows sums in float32 only)"

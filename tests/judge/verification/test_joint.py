@@ -354,3 +354,16 @@ def test_rows_of_linear_attention_are_named():
     out[1, 20, 3] = np.nan
     found = verify(q=q, k=k, v=v, out=out, estimator="linear", causal=True)
     assert sorted(x for x, _ in found.rows) == [(0, 9), (1, 20)]
+
+
+def test_a_log_normaliser_of_one_row_is_named():
+    """It is one more test of a row; what it rejects is in the small print."""
+    q, k, v = arrays(5, 64, 96, 16, 0, 1)
+    out, lse = of_heads("flash", q, k, v, "bfloat16")
+    given = {"q": q, "k": k, "v": v, "out": out, "dtype": "bfloat16", "profile": "flash"}
+    found = verify(**given, lse=lse)
+    assert found.verdict == "PASS"
+    size = found.detectable["lse of a row"]
+    assert f"one of them off by {size:.2g}" in str(found)
+    lse[1, 17] += 2 * size
+    assert [at for at, _ in verify(**given, lse=lse, explain=False).rows] == [(1, 17)]

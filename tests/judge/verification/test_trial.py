@@ -12,6 +12,7 @@ from refattn.judge.rounding import PROFILES, problems
 from refattn.judge.rounding.backward import variance_along
 from refattn.judge.rounding.covariance import bound_covariance
 from refattn.judge.rounding.formats import FORMATS
+from refattn.judge.rounding.roundings import WORST
 from refattn.judge.verification import trial
 from refattn.judge.verification.directions import PLAIN_DIRECTIONS, list_changes
 from refattn.judge.verification.findings import Numbers, Suspect
@@ -249,6 +250,10 @@ def test_a_trial_number_by_number(causal, softcap, name, monkeypatch):
     of_heads = [[sums["factor"][x] for x in at] for at in in_tiles(N)]
     g, slack = (np.median([sum(x[a] for x in rows) for rows in of_heads]) for a in (2, 3))
     assert sizes.pop("head") == pytest.approx((t * math.sqrt(g) + slack) / g, rel=1e-4)
+    if of_row := sizes.pop("lse of a row", None):  # one of four tests of each row
+        far = math.sqrt(2 * math.log(8 * HEADS * N * len(tried.tests) / 0.999))
+        off = (x[3] / x[2] + WORST * far / math.sqrt(x[2]) for x in sums["lse"].values())
+        assert of_row == pytest.approx(np.median([*off]), rel=1e-4)
     for name, size in sizes.items():
         g, slack = (sum(x[a] for x in sums[name].values()) for a in (2, 3))
         least = (t * math.sqrt(g) + slack) / g

@@ -20,6 +20,7 @@ from .sequences import fill_tiles, list_packed, one_sequence, within_sequences
 
 _BLOCKS = (2, 4, 8, 16, 32, 64, 128)  # of causal attention by blocks
 _TILES = (16, 32, 64, 128)  # to which keys may be padded
+_KEY_BLOCKS = (16, 32, 64, 128, 256, 512, 1024)  # of each of which a kernel may add the sink
 _WRAPS = [2**x for x in range(4, 17)]  # where places may start again from 0
 _WRAPPED: Mapping[str, Callable[..., Place]] = {
     "queries": lambda x, size: x._replace(i=x.i % size),
@@ -83,7 +84,7 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
         text = "the mask is inverted"
         yield Alternative(text, problem.replaced("mask", lambda _, x: np.logical_not(x)))
     if problem.has_sinks:
-        sinks: Mapping[str, Callable[[Any, Any], Any]] = {
+        sinks: dict[str, Callable[..., Any]] = {
             "is also multiplied by the scale": lambda _, x: problem.scale * x,
             "is multiplied by log2(e) once more": lambda _, x: _LOG2E * x,
             "is multiplied by ln(2) (log2(e) is left out)": lambda _, x: x / _LOG2E,
@@ -91,6 +92,10 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
             "is read from the next head": lambda index, _: _sink_of_next(problem, index),
             "is 0: 1 is added to the sum of e^score": lambda _, x: 0 * x,
         }
+        for size in (x for x in _KEY_BLOCKS if 2 * x < m):
+            count = -(-m // size)
+            words = f"counts {count} times, as if once for each block of {size} keys"
+            sinks[words] = partial(_count_sink, by=count)
         for words, change in sinks.items():
             yield Alternative(f"the sink {words}", problem.replaced("sinks", change))
 
@@ -131,6 +136,10 @@ def list_added(problem: Problem) -> Iterator[Alternative]:
     # The 1 is posed as a sink, in whose place none may be.
     added = problem._replace(has_sinks=True).replaced("sinks", lambda *_: np.zeros((1, 1)))
     yield Alternative("1 is added to the sum of e^score (like one more key with score 0)", added)
+
+
+def _count_sink(_: Index, x: Any, by: int) -> Any:
+    return x + math.log(by)
 
 
 def _sink_of_next(problem: Problem, index: Index) -> Any:

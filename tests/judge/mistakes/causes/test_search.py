@@ -127,6 +127,8 @@ CASES = {
         "there is no soft cap"),
     "sink twice": (lambda: given(sinking(S, V, 1.5 + np.where(ROW < 22, 0, math.log(2)))[0],
         sinks=1.5 * np.ones(2)), "the sink counts twice, but only in queries 22 to 63"),
+    "sink of blocks": (lambda: given(sinking(S, V, 1.5 + math.log(-(-J.size // 16)))[0],
+        sinks=1.5 * np.ones(2)), "times, as if once for each block of 16 keys"),
     "blocks": (lambda: attention(hide(S, J <= ROW // 4 * 4 + 3), causal=True),
         "queries of a block of 4 see all keys of the block"),
     "before blocks": (lambda: attention(hide(S, (J < ROW // 8 * 8) | (J == 0)), causal=True), ""),
