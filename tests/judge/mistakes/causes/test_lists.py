@@ -72,7 +72,7 @@ def test_each_listed_cause_is_found_in_its_own_numbers(tmp_path, name):
             said = found.suspects[0].text.removeprefix("agrees if ")
             own += said == text
             off = np.abs(compute(every[said], n) - wrong) > 0.02 + 0.02 * np.abs(wrong)
-            assert said == text or np.mean(off) < 0.01, (text, said)
+            assert said == text or np.mean(off) < 0.03, (text, said)
     assert own > 1
 
 

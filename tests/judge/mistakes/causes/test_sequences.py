@@ -6,8 +6,8 @@ import pytest
 from refattn.files.tensors import open_tensors
 from refattn.judge.mistakes.causes.alternatives import list_alternatives
 from refattn.judge.mistakes.causes.sampled import Rows
-from refattn.judge.verification.judging import judge_all
-from refattn.judge.verification.reading import pose_tensors, read_parts
+from refattn.judge.verification import verify
+from refattn.judge.verification.reading import pose_tensors
 from tests.judge.mistakes.causes.kernels import BF16, fused, hide, scores
 
 OF_Q, OF_K = np.cumsum([0, 13, 5, 22, 9]), np.cumsum([0, 17, 5, 30, 12])
@@ -107,24 +107,27 @@ CASES = {
 }  # fmt: skip
 
 
+def given(out, arrays=None, offsets=(OF_Q, OF_K)):
+    """Arrays of sequences one after another, tokens before heads, and where each begins."""
+    arrays = {"out": out} | dict(zip("qkv", arrays or (Q, K, V), strict=True))
+    arrays = {x: np.swapaxes(y, 0, 1) for x, y in arrays.items()}
+    return arrays | dict(zip(("cu_seqlens_q", "cu_seqlens_k"), offsets, strict=True))
+
+
+def judged(out, causal=False, arrays=None, offsets=(OF_Q, OF_K), **more):
+    more |= {"causal": causal, "dtype": "bfloat16", "profile": "flash"}
+    return verify(**given(out, arrays, offsets), **more)
+
+
 @pytest.fixture
 def posed(tmp_path):
-    """Write a file with `cu_seqlens`, and read it."""
+    """Write a file with `cu_seqlens`, and pose its problem."""
 
-    def pose(out, causal=False, arrays=None, offsets=(OF_Q, OF_K), softcap=None, **more):
-        arrays = {"out": out} | dict(zip("qkv", arrays or (Q, K, V), strict=True))
-        arrays = {x: np.swapaxes(y, 0, 1).astype(np.float32) for x, y in arrays.items()}
-        more |= dict(zip(("cu_seqlens_q", "cu_seqlens_k"), offsets, strict=True))
-        np.savez(tmp_path / "x.npz", **arrays, **more)
-        tensors = open_tensors(tmp_path / "x.npz", dtype="bfloat16")
-        return read_parts(tensors, pose_tensors(tensors, causal=causal, softcap=softcap))
+    def pose(out, causal, *about):
+        np.savez(tmp_path / "x.npz", **given(out, *about))
+        return pose_tensors(open_tensors(tmp_path / "x.npz", dtype="bfloat16"), causal=causal)
 
     return pose
-
-
-@pytest.fixture
-def judged(posed):
-    return lambda *x, **y: judge_all(posed(*x, **y), "bfloat16", "flash", 1e-6, False, None)
 
 
 def attend(seen, bias=0.0):
@@ -135,14 +138,14 @@ def attend(seen, bias=0.0):
 @pytest.mark.parametrize("name", CASES)
 def test_the_first_that_sees_the_same_is_what_is_named(posed, name):
     seen, causal, words = CASES[name]
-    problem = posed(Q, causal)["out"].problem
+    problem = posed(Q, causal)
     rows = Rows((1,), ROW[:, 0], J)
     heads = ((x.text, x.head(rows).mask) for x in list_alternatives(problem))
     same = (text for text, mask in heads if np.all(seen == (True if mask is None else mask)))
     assert words in next(same)
 
 
-def test_a_cap_after_the_mask_shows_hidden_keys_of_the_own_sequence(judged):
+def test_a_cap_after_the_mask_shows_hidden_keys_of_the_own_sequence():
     """Rows that lose most of their weight are no exact rows times a number."""
     capped = 2 * np.tanh(scores(Q, K) / 2)
     seen = hide(np.where(see(level=LEVEL), capped, -2.0), see())
@@ -158,7 +161,7 @@ def test_the_simplest_that_sees_the_same_comes_first(posed, longest):
     offsets = np.cumsum([0, 13, 5, longest, 9]), np.cumsum([0, 17, 5, longest, 12])
     rng, of_k = np.random.default_rng(5), offsets[1]
     q, k, v = (BF16(rng.standard_normal((1, x[-1], 4))) for x in (*offsets, of_k))
-    problem = posed(q, True, (q, k, v), offsets)["out"].problem
+    problem = posed(q, True, (q, k, v), offsets)
     at = np.repeat(np.arange(4), np.diff(offsets[0]))
     ahead = np.arange(of_k[-1]) - of_k[at, None]
     seen = (ahead >= 0) & (ahead <= (np.arange(len(at)) - offsets[0][at])[:, None])
@@ -172,15 +175,14 @@ def test_the_simplest_that_sees_the_same_comes_first(posed, longest):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("number", "causal"), [(2, True), ([0, 3], True), (2, False)])
-def test_a_cause_in_some_sequences_alone(posed, number, causal):
+def test_a_cause_in_some_sequences_alone(number, causal):
     """Their neighbours in a tile of rows are right; so are their log normalisers."""
     there = np.isin(AT, number)[:, None]
     right = see(level=LEVEL if causal else None)
     wrong = see() if causal else see(np.append(0, BEGIN[:-1]))
     seen = np.where(there, wrong, right)
     out, lse = fused(hide(scores(Q, K), seen), V)
-    parts = posed(np.nan_to_num(out), causal, lse=lse.astype(np.float32))
-    found = judge_all(parts, "bfloat16", "flash", 1e-6, False, None).suspects[0].text
+    found = judged(np.nan_to_num(out), causal, lse=lse.astype(np.float32)).suspects[0].text
     words = "attention is not causal" if causal else TOO.format("keys of the sequence before it")
     named = "sequence 2" if number == 2 else "sequences 0 and 3"
     assert found.startswith(f"agrees if {words}, but only in ")
@@ -188,7 +190,7 @@ def test_a_cause_in_some_sequences_alone(posed, number, causal):
 
 
 @pytest.mark.long
-def test_rows_that_were_not_taken_tell_causes_apart(judged):
+def test_rows_that_were_not_taken_tell_causes_apart():
     """Offsets of keys that are 1 too small, and not those of queries: few rows are others."""
     rng = np.random.default_rng(3)
     offsets = np.cumsum([0, 70, 33, 101, 52])
@@ -202,7 +204,7 @@ def test_rows_that_were_not_taken_tell_causes_apart(judged):
 
 
 @pytest.mark.long
-def test_what_holds_in_all_rows_comes_before_what_holds_in_the_wrong_ones(judged):
+def test_what_holds_in_all_rows_comes_before_what_holds_in_the_wrong_ones():
     """Rows of one sequence see those before it, which has many causes; the others are right."""
     offsets, rng = np.cumsum([0, 24, 40, 30]), np.random.default_rng(6)
     q, k, v = (BF16(rng.standard_normal((1, offsets[-1], 16))) for _ in "qkv")
@@ -215,7 +217,7 @@ def test_what_holds_in_all_rows_comes_before_what_holds_in_the_wrong_ones(judged
 
 @pytest.mark.long
 @pytest.mark.parametrize(("value", "start"), [(0.0, "agrees if"), (0.5, "agrees in part if")])
-def test_a_cause_explains_rows_that_see_no_key_by_it(judged, value, start):
+def test_a_cause_explains_rows_that_see_no_key_by_it(value, start):
     """First queries, if their own key is not seen: they are 0, and not any number."""
     offsets, rng = np.cumsum([0, 24, 40, 30]), np.random.default_rng(6)
     q, k, v = (BF16(rng.standard_normal((1, offsets[-1], 16))) for _ in "qkv")
@@ -229,7 +231,7 @@ def test_a_cause_explains_rows_that_see_no_key_by_it(judged, value, start):
 
 @pytest.mark.long
 @pytest.mark.parametrize("causal", [False, True])
-def test_right_numbers_pass(judged, causal):
+def test_right_numbers_pass(causal):
     assert judged(attend(see(level=LEVEL if causal else None)), causal).verdict == "PASS"
 
 
@@ -242,7 +244,7 @@ def test_right_numbers_pass(judged, causal):
         (LONGEST, "the bias is aligned by the longest lengths"),
     ],
 )
-def test_a_bias_by_other_distances(judged, level, words):
+def test_a_bias_by_other_distances(level, words):
     out = attend(see(), -SLOPES * far(level))
     found = judged(out, bias=(-SLOPES * far(LEVEL)).astype(np.float32))
     assert words in found.suspects[0].text
@@ -250,7 +252,7 @@ def test_a_bias_by_other_distances(judged, level, words):
 
 @pytest.mark.long
 @pytest.mark.parametrize("value", ["zero", "stale"])
-def test_a_sequence_that_is_skipped(judged, value):
+def test_a_sequence_that_is_skipped(value):
     """Rows of zeros have a cause; of rows that were never written, a remark says so."""
     out = attend(see())
     other = BF16(np.random.default_rng(3).standard_normal(out.shape))
@@ -268,7 +270,7 @@ def test_a_sequence_that_is_skipped(judged, value):
 
 
 @pytest.mark.long
-def test_no_cause_is_named_for_another_defect(judged):
+def test_no_cause_is_named_for_another_defect():
     """Rows of numbers of another kind in two sequences."""
     out = attend(see())
     out[:, 15:25] = BF16(np.random.default_rng(3).standard_normal((10, 16)))
@@ -326,20 +328,17 @@ BLOCKS = {
 }  # fmt: skip
 
 
-def judge_blocks(path, out, causal=False, lengths=LENGTHS):
-    arrays = dict(zip("qkv", in_blocks(), strict=True)) | {"out": out}
-    arrays = {x: y.astype(np.float32) for x, y in arrays.items()}
-    np.savez(path / "x.npz", **arrays, block_table=TABLE, cache_seqlens=lengths)
-    tensors = open_tensors(path / "x.npz", dtype="bfloat16")
-    parts = read_parts(tensors, pose_tensors(tensors, causal=causal))
-    return judge_all(parts, "bfloat16", "flash", 1e-6, False, None)
+def judge_blocks(out, causal=False, lengths=LENGTHS):
+    more = {"block_table": TABLE, "cache_seqlens": lengths, "causal": causal}
+    q, k, v = in_blocks()
+    return verify(q=q, k=k, v=v, out=out, **more, dtype="bfloat16", profile="flash")
 
 
 @pytest.mark.long(*(x for x in BLOCKS if x not in ("right", "whole blocks")))
 @pytest.mark.parametrize("name", BLOCKS)
-def test_causes_with_keys_in_blocks(tmp_path, name):
+def test_causes_with_keys_in_blocks(name):
     how, causal, words = BLOCKS[name]
-    found = judge_blocks(tmp_path, attend_blocks(**how), causal)
+    found = judge_blocks(attend_blocks(**how), causal)
     assert (found.verdict == "FAIL") == bool(words)
     if words:
         assert found.suspects[0].text.startswith("agrees if ")
@@ -348,11 +347,11 @@ def test_causes_with_keys_in_blocks(tmp_path, name):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("lost", "named"), [([0, 2], True), ([0, 1], False)])
-def test_unused_slots_that_are_nan(tmp_path, lost, named):
+def test_unused_slots_that_are_nan(lost, named):
     """In sequences of which the last block is not full."""
     lengths = np.array([21, 48, 11])
     out = attend_blocks(lengths=lengths, level=FULL)
     out[lost] = np.nan
-    texts = [x.text for x in judge_blocks(tmp_path, out, lengths=lengths).suspects]
+    texts = [x.text for x in judge_blocks(out, lengths=lengths).suspects]
     text = "unused slots of the last block of a sequence are NaN, and 0 times NaN is NaN"
     assert (f"agrees if {text}" in texts) == named
