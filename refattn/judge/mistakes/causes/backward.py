@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import permutations, product
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -318,6 +319,7 @@ class Backward:
         profile: Profile,
         dtype: str,
         strange_alone: Collection[str] = (),
+        rows: Mapping[str, Sequence[Index]] = MappingProxyType({}),
     ) -> None:
         self.parts, self.failed = parts, failed
         read = {name: x.problem.read_by(profile) for name, x in parts.items()}
@@ -335,6 +337,7 @@ class Backward:
                 failed.get(name, ()),
                 name in strange_alone,
                 partial(self._compute, name),
+                rows.get(name, ()),
             )
             for name, x in parts.items()
         }

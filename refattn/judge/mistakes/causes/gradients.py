@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, product
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,13 +94,14 @@ def explain_backward(
     own: bool,
     strange_alone: Collection[str] = (),
     mistakes: Sequence[Mutant] = (),
+    rows: Mapping[str, Sequence[Index]] = MappingProxyType({}),
 ) -> tuple[dict[str, list[Suspect]], dict[str, Sample], dict[str, list[Doubles]]]:
     """Return alternatives that explain the gradients that failed, samples, and what is right there.
 
     Each that failed has the place of its worst element; of some, only rows with NaN or infinity
-    are wrong.
+    are wrong, of others only these `rows`.
     """
-    back = Backward(parts, failed, profile, dtype, strange_alone)
+    back = Backward(parts, failed, profile, dtype, strange_alone, rows)
     given = {of: back.predict_all(Candidate(""), of, x) for of, x in back.samples.items()}
     found: list[Held] = []
     few = {of: _take_largest(back.samples[of], given[of]) for of in failed}

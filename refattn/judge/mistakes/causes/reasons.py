@@ -151,9 +151,7 @@ def explain(
     if failed != "lse" and worst is not None and not known:
         grid, gap = find_grid(problem, numbers)
         known = grid if abs(worst.got - worst.exact) < gap else ""
-    looked = round(verdict.looked_at * math.prod((*problem.lead, problem.shape[0])))
-    rows = list_few(verdict.rows, verdict.more_rows, looked)
-    rows = () if failed == "lse" or strange_alone else rows
+    rows = () if failed == "lse" or strange_alone else _list_few_rows(problem, verdict)
     if rows:  # others are right by this profile
         profiles = {verdict.by: by, **profiles}
     about = problem, numbers, profiles, *rest
@@ -216,9 +214,11 @@ def explain_gradients(
     usual = next(iter(profiles.values()))  # by a tighter one, right rows seem wrong
     alone = [x for x in failed if _is_right_where_finite(parts[x].numbers, verdicts[x])]
     rest = first.dtype, own, alone, mistakes
-    named, samples, exact = explain_backward(parts, places, usual, *rest)
-    if not named and by != usual:
-        other = explain_backward(parts, places, by, *rest)
+    rows = {x: _list_few_rows(parts[x].problem, verdicts[x]) for x in failed}
+    told = rows if all(rows.values()) and not alone else {}  # others are right by this profile
+    named, samples, exact = explain_backward(parts, places, by if told else usual, *rest, told)
+    if not named and (told or by != usual):
+        other = explain_backward(parts, places, usual if told else by, *rest)
         named, samples, exact = other if other[0] else (named, samples, exact)
     rescaled: dict[str, list[Suspect]] = {}
     # Gradients of a kernel with another scale are those of another problem.
@@ -306,6 +306,11 @@ def _explain_rescaled(
         )
         found[name] = [x._replace(text=f"{x.text}, and {words}") for x in causes]
     return {x: y for x, y in found.items() if y}
+
+
+def _list_few_rows(problem: Problem, verdict: Verdict) -> tuple[Index, ...]:
+    looked = round(verdict.looked_at * math.prod((*problem.lead, problem.shape[0])))
+    return list_few(verdict.rows, verdict.more_rows, looked)
 
 
 def _is_right_where_finite(numbers: Numbers, verdict: Verdict) -> bool:

@@ -27,7 +27,7 @@ _SEARCHED_PAIRS = 2**23  # of queries and keys, at most, among which wrong rows 
 POWER = 50.0  # sum of the squares of what an alternative changes, at least, over roundings
 _MOST_STD = 1e6  # standard deviations
 _TILES, _WHOLE = (128, 64, 32, 16), 0.75  # of rows, and share of one, at least, that is wrong
-_FEW_COLUMNS = 8  # one of so many, at most, is wrong alone
+_RIGHT_COLUMNS = 1.5  # mean square of z of those that are right in wrong rows, at most
 _DOUBTFUL, _AGAIN = 1e4, 2**20  # how far a row may be to be looked at again; pairs, at most
 _STEPS_OF_FIT = 8  # of a number
 _ALL_ROWS = 0.03  # of the root mean square of all rows, where a row is exactly 0
@@ -114,7 +114,7 @@ def draw_sample(
     items = list(problem.items())
     unit = measure_unit(problem, profile, dtype)
     # Of a large problem some blocks are looked at, evenly, and that of the worst element.
-    most = np.zeros(d_v)  # of known rows
+    most, squares = np.zeros((2, d_v))  # of known rows
     pairs, blocks = 0, items[:: max(1, heads * n * m // _SEARCHED_PAIRS)]
     told = [*rows, *[where[:-1]] * bool(where)]
     covering = (x for x in items if any(holds_row(x, at) for at in told))
@@ -143,6 +143,7 @@ def draw_sample(
         if rows:
             few = [x[-1] - i.start for x in rows if holds_row((index, i), x)]
             most = np.maximum(most, np.max(z[few], 0, initial=0.0))
+            squares += np.sum(np.square(z[few]), 0)
         at = problem.number(index)
         far[at, i], strange[at, i], empty[at, i] = worst, lost, np.isneginf(exact.lse)
         cleared[at, i.start + doubtful] = worst[doubtful] <= FAR  # right, but not to be compared
@@ -151,8 +152,10 @@ def draw_sample(
         known[tuple(zip(*((problem.number(x[:-1]), x[-1]) for x in rows), strict=True))] = True
         far = np.where(known, np.fmax(far, 2 * FAR), np.minimum(far, FAR))
         cleared &= ~known
-        if np.sum(most > FAR / 2) > d_v / _FEW_COLUMNS:  # others may be wrong, too
-            columns[:] = True
+        columns[0] |= most > FAR / 2
+        rest = squares[~columns[0]]
+        if np.sum(rest) > _RIGHT_COLUMNS * len(rows) * len(rest):  # these are wrong, too
+            columns[0] = True
     far[cleared] = np.nan
     conventions = list(list_conventions(problem, numbers, empty))
     if conventions:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from refattn import softmax_attention, verify
+from refattn import softmax_attention, verify, vjp
 from refattn.judge.rounding.formats import FORMATS
 
 BF16 = FORMATS["bfloat16"].round
@@ -96,3 +96,31 @@ def test_few_columns_do_not_tell_which_key_it_is():
     found = verify(**given, out=BF16(out), dtype="bfloat16")
     assert found.verdict == "FAIL"
     assert not any("each wrong row" in x.text for x in found.suspects)
+
+
+def gradients(seed=1):
+    rng = np.random.default_rng(seed)
+    q, d_out = (BF16(rng.standard_normal((2, N, D))) for _ in range(2))
+    k, v = (BF16(rng.standard_normal((1, N, D))) for _ in range(2))
+    out, pullback = vjp(softmax_attention, q, k, v)
+    found = pullback(d_out)
+    given = {"q": q, "k": k, "v": v, "d_out": d_out, "out": BF16(out), "dtype": "bfloat16"}
+    one = vjp(softmax_attention, q[:1], k, v)[1](d_out[:1])
+    return given, {"dq": BF16(found.q), "dk": BF16(found.k), "dv": BF16(found.v)}, one
+
+
+def test_a_head_that_few_keys_lack():
+    """It is left out of their sums alone."""
+    given, parts, one = gradients()
+    parts["dk"][0, [9, 41]] = BF16(one.k[0, [9, 41]])
+    found = verify(**given, **parts).parts["dk"]
+    assert [at for at, _ in sorted(found.rows)] == [(0, 9), (0, 41)]
+    assert "only query head 0 of 2 that share a key head counts" in found.suspects[0].text
+
+
+def test_columns_of_few_rows():
+    """They are named if the others are right."""
+    given, parts, _ = gradients()
+    parts["dv"][0, 30:33, :4] = BF16(1.2 * parts["dv"][0, 30:33, :4])
+    found = verify(**given, **parts).parts["dv"]
+    assert found.place.endswith("keys 30 to 32, columns 0 to 3")
