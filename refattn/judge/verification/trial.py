@@ -188,7 +188,7 @@ def _keep_telling(suspects: list[Suspect]) -> list[Suspect]:
 def choose_suspects(whole: Sequence[Suspect], few: Sequence[Suspect]) -> list[Suspect]:
     """Choose between what is measured in all rows and in the few that are wrong.
 
-    In all rows it is surer, if it is the same.
+    In all rows, or those of a head, it is surer, if it is the same.
     """
     # Where a place is one of few rows says nothing, and one key of many is near to any of them.
     few = [x for x in few if x.name != "key" and " of " not in x.name]
@@ -200,7 +200,7 @@ def choose_suspects(whole: Sequence[Suspect], few: Sequence[Suspect]) -> list[Su
 
 def _are_as_large(x: Suspect, y: Suspect) -> bool:
     apart = abs(x.estimate - y.estimate)
-    return x.name == y.name and apart <= _SAME_SIZE * max(x.error, y.error)
+    return x.name.removesuffix(_OF_HEAD) == y.name and apart <= _SAME_SIZE * max(x.error, y.error)
 
 
 class _Outcome(NamedTuple):
