@@ -19,8 +19,8 @@ import numpy.typing as npt
 from ...arrays.library import Doubles
 from .head import TILE_KEYS, SoftmaxHead, count_tile_keys, finite_logs, scan_tiles
 from .roundings import MAXIMUM_KEYS, RMS, WORST, Roundings, RowErrors
-from .shares import TileShares
-from .softmax import bound_flushed, size_of_log
+from .shares import TileShares, bound_flushed
+from .softmax import size_of_log
 from .ties import find_ties
 from .weight_errors import relative_variance
 

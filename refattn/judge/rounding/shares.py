@@ -25,6 +25,7 @@ from .weight_errors import largest_error, relative_variance
 _LEAST_WEIGHT, _LEAST_SHARE, _LARGEST = 2.0**-23, 2.0**-16, 2.0**30  # of float32
 _DIGITS = 24
 _FEW_PAIRS = 2**13  # of a tile, that take as long in float64
+FLUSHED = 4  # spacings of the smallest numbers: weights below that are rounded with a bias
 LEAST_SHARE = _LEAST_WEIGHT * _LEAST_SHARE
 OFF = 2.0**-14  # by which sums in float32 may be off
 
@@ -199,3 +200,15 @@ def in_single(x: Any) -> Any:
     }
     parts: Any = [found.get(id(y), y) for y in x]
     return type(x)(*parts)
+
+
+def bound_flushed(weights: Doubles, last: Any) -> Doubles:
+    """Bound how far weights of few spacings of the smallest numbers move; 0 for larger ones."""
+    return np.asarray((weights < FLUSHED * last) * np.minimum(weights, last / 2))
+
+
+def sum_largest(of: TileShares, most: Doubles, v: Doubles) -> Doubles:
+    """Sum |v| and 1 over keys whose weights may be the largest, if scores are so far off."""
+    near = of.gap + most >= 0
+    near = near if of.hidden is None else near & ~of.hidden
+    return np.concatenate([near @ np.abs(v), np.sum(near, -1, keepdims=True)], -1)

@@ -53,12 +53,15 @@ from .roundings import (
     walk,
 )
 from .shares import (
+    FLUSHED,
     LEAST_SHARE,
     OFF,
     TileShares,
     TileValues,
     WeighedTile,
+    bound_flushed,
     in_single,
+    sum_largest,
     take_single,
     weigh_tile,
 )
@@ -68,7 +71,6 @@ from .weight_errors import largest_error, relative_variance
 _DOUBLE = 2.0**-53  # unit of float64, in which results are computed here
 _TIED_UNITS = 4  # units: weights nearer than that to each other, or to 1, are rounded together
 _ALIKE = 16  # roundings that may be the same before they are taken for tied
-_FLUSHED = 4  # spacings of the smallest numbers: weights below that are rounded with a bias
 
 
 def analyse_softmax(
@@ -90,6 +92,7 @@ def analyse_softmax(
         sums.single = take_single(head, roundings, i, sums.whole)
     steep = {name: np.zeros((rows, d_v + 1)) for name in changes}
     nearest, lost = np.zeros((2, rows, d_v))
+    level = np.zeros((rows, d_v + 1))  # weights that may be the largest, times |v| and 1
     cuts = None if roundings.unit is None else CutSum(roundings.unit, rows, d_v)
     for tile in scan_tiles(head, i, count_tile_keys(rows)):
         v = head.v[tile.keys]
@@ -105,6 +108,7 @@ def analyse_softmax(
             # Dropped digits have one sign: their mean moves the result, and is no noise.
             weights = of.over(sums.whole).shares if roundings.normalised else of.weights
             lost += expect_loss(roundings.weights, weights) @ v
+            level += sum_largest(of, 2 * largest_error(head, roundings, tile, i, of.gap), v)
         if cuts is not None:
             # What a unit cuts depends on the digits of the very numbers that it multiplies.
             stored = rounded.stored(tile) if of.near is None else of.near
@@ -129,6 +133,9 @@ def analyse_softmax(
         nearest, bound = nearest + shift, bound + np.abs(shift)
     rest = -lost / rounded.divisor
     slack = allow(roundings.unit, shift) + SLACK * np.abs(rest)  # a running maximum loses nothing
+    # Of several that are 1 all but one may be just below it, and lose a whole step if truncated.
+    step = sums.whole * (0.0 if roundings.weights is None else roundings.weights.unit / 2)
+    slack = slack + np.where(level[:, -1:] > 1, step * level[:, :-1], 0.0)
     # Weights e^(s - lse): an error of lse multiplies all weights of a row, and so its output.
     if roundings.of_log:
         relative = roundings.accumulate.unit * size_of_log(exact.lse, head.k.shape[0])[:, None]
@@ -201,11 +208,6 @@ def begin_bound(
     sums.share(exact)
     sums.single = take_single(head, roundings, i, sums.whole)
     return sums
-
-
-def bound_flushed(weights: Doubles, last: Any) -> Doubles:
-    """Bound how far weights of few spacings of the smallest numbers move; 0 for larger ones."""
-    return np.asarray((weights < _FLUSHED * last) * np.minimum(weights, last / 2))
 
 
 class ErrorSums:
@@ -421,7 +423,7 @@ class ErrorSums:
             widest *= ties.weights
             narrow *= ties.weights
         values.sum_squares(widest, self.wider)
-        if of.least < _FLUSHED * last:  # many become 0 or the last number: half of it, as slack
+        if of.least < FLUSHED * last:  # many become 0 or the last number: half of it, as slack
             flushed = of.keep_rounded(bound_flushed(weights, last) * self.whole)
             self.flushed[:, :-1] += values.scaled(flushed @ values.sizes)
             self.flushed[:, -1] += np.sum(flushed, -1)

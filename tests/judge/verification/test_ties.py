@@ -157,3 +157,22 @@ def test_keys_with_equal_scores_may_be_spared_all_of_their_variance():
     assert 0 < alone.sum() < alone.size
     np.testing.assert_allclose(whole, variance @ np.square(v[0]), rtol=1e-9)
     np.testing.assert_allclose(whole - spared, (variance * alone) @ np.square(v[0]), atol=1e-12)
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_of_equal_largest_weights_all_but_one_may_lose_a_step(equal):
+    """Their scores may differ in the last bit: a weight just below 1 is truncated to 1 - 2^-11."""
+    to = FORMATS["tfloat32-truncated"].round
+    rng = np.random.default_rng(2)
+    q, k, v = (to(rng.standard_normal((64, 16))) for _ in range(3))
+    q, v = q + 1.0, to(np.abs(v) + 1)
+    k[9] = k[41] = 3.0  # of the largest score for each query
+    if not equal:
+        k[41] = 0.0
+    s = q @ k.T / 4
+    w = np.exp(s - np.max(s, -1, keepdims=True))
+    narrow = to(w)
+    narrow[:, 9] -= 2.0**-11
+    out = (narrow @ v / np.sum(w, -1, keepdims=True)).astype(np.float32)
+    found = verify(q=q, k=k, v=v, out=out, dtype="float32", profile="tf32-truncated", explain=False)
+    assert (found.verdict == "FAIL") != equal
