@@ -190,12 +190,16 @@ def choose_suspects(whole: Sequence[Suspect], few: Sequence[Suspect]) -> list[Su
 
     In all rows, or those of a head, it is surer, if it is the same.
     """
-    # Where a place is one of few rows says nothing, and one key of many is near to any of them.
-    few = [x for x in few if x.name != "key" and " of " not in x.name]
+    # A place among few rows says nothing, and a part of one key of many is near to any of them.
+    few = [x for x in few if " of " not in x.name and (x.name != "key" or _is_whole(x))]
     same = [x for x in whole if any(_are_as_large(x, y) for y in few)]
     most = max((x.explained for x in few), default=0.0) - _AS_MUCH
     few.sort(key=lambda x: (x.explained < most, x.name not in ("factor", "scale")))
     return list(same or few or whole)
+
+
+def _is_whole(x: Suspect) -> bool:
+    return abs(abs(x.estimate) - 1) <= _SAME_SIZE * x.error
 
 
 def _are_as_large(x: Suspect, y: Suspect) -> bool:
