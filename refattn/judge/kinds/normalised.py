@@ -8,6 +8,7 @@ be rounded to the storage type before it is multiplied: profiles `...-cast`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..rounding.formats import FORMATS
 from ..rounding.norms import NORMALISED, NORMALISED_TYPES, Norm, divide_rows, list_norms
 from ..rounding.problems import Problem
 from ..verification.findings import ALL_BUT, Part
+from ..verification.joint import list_few
 
 _SAME_NORM = 1 / 16  # of a unit roundoff, by which two norms may differ and are one
 
@@ -71,10 +73,11 @@ def judge_norms(
     return found.with_remark(f"{called} x are divided by {norm.words}")
 
 
-def _prefer(found: Any) -> tuple[bool, bool, float]:
-    """Put what does not fail first, then what has a cause, then what is nearest."""
+def _prefer(found: Any) -> tuple[bool, bool, bool, float]:
+    """Put what does not fail first, then few wrong rows, what has a cause, and what is nearest."""
     failed, explained = found.verdict == "FAIL", any(x.explained > ALL_BUT for x in found.suspects)
-    return failed, not explained, float(found.z.rms)
+    many = not list_few(found.rows, found.more_rows, math.prod(found.shape[:-1]))
+    return failed, many, not explained, float(found.z.rms)
 
 
 def _are_apart(problem: Problem, names: Sequence[str], one: Norm, other: Norm) -> bool:

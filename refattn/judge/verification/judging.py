@@ -291,8 +291,8 @@ class _Case:
             told = [x for x in list_few(wrong, more, best.rows) if numbers.are_finite(x)]
             few = tuple((at[:-1], slice(at[-1], at[-1] + 1)) for at in told)
             if problem.is_mean and (few or best.loud):
-                some = self.attempt(name, few or best.loud).suspects
-                suspects = choose_suspects(suspects, some) if few else some
+                some = self.attempt(name, few or best.loud)
+                suspects = choose_suspects(best, some) if few else some.suspects
             remarks += [
                 *suspect_narrower(problem, dtype),
                 *_suspect_float32(problem, numbers, dtype, self.alpha),

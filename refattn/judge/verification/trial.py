@@ -46,6 +46,7 @@ _LOUD_SIZES, _LOUD_TILES = (16, 64), 2  # tiles that are tried again, the loudes
 _MOST_OF_A_WEIGHT = 1.5  # more than that is no missing key
 _NEEDS_NO_OTHER = -100.0  # log of a p-value beside which no other test counts
 _AS_MUCH = 0.1  # of the error: what explains so little less is preferred if it is plainer
+_LEFT_IN_FEW = 4.0  # mean square of z, at most
 _SAME_SIZE = 3.0  # standard errors, within which two sizes are the same
 _LOUD = 1.2  # mean square of z from which on
 _FACTOR_SIZES, _FACTOR_TILES = (1, 4, 16, 64), 2  # tiles whose factors are tried, likewise
@@ -185,17 +186,25 @@ def _keep_telling(suspects: list[Suspect]) -> list[Suspect]:
     return [x for x in telling.values() if x.explained >= most / 2]
 
 
-def choose_suspects(whole: Sequence[Suspect], few: Sequence[Suspect]) -> list[Suspect]:
+def choose_suspects(whole: ProfileTrial, few: ProfileTrial) -> list[Suspect]:
     """Choose between what is measured in all rows and in the few that are wrong.
 
-    In all rows, or those of a head, it is surer, if it is the same.
+    In all rows, or those of a head, it is surer, if it is the same. In few it must leave nothing
+    but roundings.
     """
     # A place among few rows says nothing, and a part of one key of many is near to any of them.
-    few = [x for x in few if " of " not in x.name and (x.name != "key" or _is_whole(x))]
-    same = [x for x in whole if any(_are_as_large(x, y) for y in few)]
-    most = max((x.explained for x in few), default=0.0) - _AS_MUCH
-    few.sort(key=lambda x: (x.explained < most, x.name not in ("factor", "scale")))
-    return list(same or few or whole)
+    some = [x for x in few.suspects if " of " not in x.name and (x.name != "key" or _is_whole(x))]
+    some = [x for x in some if (1 - x.explained) * few.z.rms**2 < _LEFT_IN_FEW]
+    same = [x for x in whole.suspects if any(_are_as_large(x, y) for y in some)]
+    most = max((x.explained for x in some), default=0.0) - _AS_MUCH
+    plain = [x for x in some if x.name in ("factor", "scale") and x.explained >= most]
+    keys = ("key", "key" + _OF_HEAD)
+    return (
+        same
+        or plain[:1]
+        or some
+        or [x for x in whole.suspects if x.name not in keys or _is_whole(x)]
+    )
 
 
 def _is_whole(x: Suspect) -> bool:

@@ -164,7 +164,7 @@ def explain(
     if failed == "lse":
         share = 0.0 if found else share_of_offset(problem, sample)
         fits = [x._replace(explained=share) for x in fits if share >= _MOST]
-    fits = [x for x in fits if not _is_said_better(x)]
+    fits = _drop_said_better(fits)
     suspects = order_suspects(found, fits)
     cut = [x for x in fits if x.name.startswith("truncated") and abs(x.estimate - 1) < _AS_CUT]
     if cut and verdict.z.rms**2 * (1 - cut[0].explained) < _SMALL_REST:
@@ -411,13 +411,16 @@ def tidy_fits(verdict: Verdict, failed: str) -> list[Suspect]:
     return sorted(fits, key=lambda x: (-round(x.explained, 3), not x.name.startswith("factor")))
 
 
-def _is_said_better(x: Suspect) -> bool:
-    """Tell whether a fit is a factor of 0, or a scale whose derivative leaves more than roundings.
+def _drop_said_better(fits: Sequence[Suspect]) -> list[Suspect]:
+    """Drop all fits if one is a factor of 0, and scales whose derivative leaves too much.
 
-    Such a scale was fitted exactly as well, and is none if that does not hold.
+    Numbers that are 0 have any size along other defects, too. Such a scale was fitted exactly as
+    well, and is none if that does not hold.
     """
-    zero = x.name == "factor" and abs(1 + x.estimate) < _SURE_ERRORS * x.error
-    return zero or (x.name.startswith("scale") and "±" not in x.text)
+    factors = (x for x in fits if x.name == "factor")
+    if any(abs(1 + x.estimate) < _SURE_ERRORS * x.error for x in factors):
+        return []
+    return [x for x in fits if not x.name.startswith("scale") or "±" in x.text]
 
 
 def _may_be(x: Suspect) -> bool:

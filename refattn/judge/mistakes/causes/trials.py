@@ -39,6 +39,7 @@ from .sampled import Alternative, Result, Rows, attend
 from .sequences import list_hidden, list_padded, list_skipped
 from .slips import PARTS, list_slips
 from .wrong_rows import (
+    FEWEST_NUMBERS,
     POWER,
     Sample,
     Sampled,
@@ -237,8 +238,10 @@ class Trials:
         for text, fill in self._find_fills():
             yield from self.fit(text, fill, STARTS)
         yield from self.explain_heads()
-        # Which keys are cut off is fitted to a few rows: there are too many cuts to try each.
-        for x, own in zip(self.first, self.given_first, strict=True):
+        # Which keys are cut off is fitted to a few rows: there are too many cuts to try each. Few
+        # numbers fit some cut by chance.
+        enough = np.sum(self.sample.wrong) * self.problem.shape[2] >= FEWEST_NUMBERS
+        for x, own in zip(self.first, self.given_first, strict=True) if enough else ():
             some = self.problem, x, self.sample.unit * row_sizes(own)
             ways = (list_intervals, list_reaches, list_windows)
             yield from self.explain_all(chain(*(way(*some) for way in ways)))
@@ -462,31 +465,33 @@ class Trials:
         found = []
         for text, changes in _ROUNDED.items():
             other = profile._replace(**changes)
+            if other == profile:
+                continue
             given = Alternative("", self.problem.read_by(other))
             first = [x.take(slice(_FIRST_ROWS)) for x in self.sample.heads[:1]]
             squares = [np.square(self._divide(x, given, other, dtype)) for x in first]
             many = 16 if "scores" in changes else 1  # that of their sums may be rounded
             if squares and not _TOO_SMALL / 4 < np.mean(squares[0]) < 4 * many * _RMS**2:
                 continue  # by far
-            told = self.sample.told  # else right rows are rounded likewise
-            heads = self.sample.heads
-            heads = [x.take(x.wrong) for x in heads if x.wrong.any()] if told else heads
-            z = [self._divide(x, given, other, dtype) for x in heads]
-            rows = np.concatenate([np.mean(x * x, -1) for x in z])
+            z = [self._divide(x, given, other, dtype) for x in self.sample.heads]
+            every = np.concatenate([np.mean(x * x, -1) for x in z])  # right rows, too
+            wrong = np.concatenate([x.wrong for x in self.sample.heads])
             usual = [x[y.wrong] for x, y in zip(self.errors, self.sample.heads, strict=True)]
             before = float(np.mean(np.square(np.concatenate(usual)))) if usual else 0.0
-            square = float(np.mean(rows)) if len(rows) else 0.0
-            least = _TOO_SMALL_ALONE if told else _TOO_SMALL
-            if not least < square < many * _RMS**2 or before < 9 * square:
-                continue
-            if square > _RMS**2:
-                text += (
-                    f" (errors are {math.sqrt(square):.2g} times as large: "
-                    "perhaps sums of q . k are rounded too)"
-                )
-            spread = float(np.std(np.log(np.maximum(rows, 1e-9))))
-            if spread < (1.2 if many > 1 else 1.0):  # all rows are as far
+            least = _TOO_SMALL_ALONE if self.sample.told else _TOO_SMALL
+            for rows in (every, *[every[wrong]] * self.sample.told):
+                square = float(np.mean(rows)) if len(rows) else 0.0
+                spread = float(np.std(np.log(np.maximum(rows, 1e-9))))
+                far = spread >= (1.2 if many > 1 else 1.0)  # not all rows are as far
+                if far or not least < square < many * _RMS**2 or before < 9 * square:
+                    continue
+                if square > _RMS**2:
+                    text += (
+                        f" (errors are {math.sqrt(square):.2g} times as large: "
+                        "perhaps sums of q . k are rounded too)"
+                    )
                 found.append(Explained(given._replace(text=text), square))
+                break
         found.sort(key=lambda x: abs(math.log(x.square)))
         if not found:
             return []

@@ -27,6 +27,7 @@ _SEARCHED_PAIRS = 2**23  # of queries and keys, at most, among which wrong rows 
 POWER = 50.0  # sum of the squares of what an alternative changes, at least, over roundings
 _MOST_STD = 1e6  # standard deviations
 _TILES, _WHOLE = (128, 64, 32, 16), 0.75  # of rows, and share of one, at least, that is wrong
+FEWEST_NUMBERS = 16  # of wrong rows: to fewer of them one of many alternatives is near by chance
 _RIGHT_COLUMNS = 1.5  # mean square of z of those that are right in wrong rows, at most
 _DOUBTFUL, _AGAIN = 1e4, 2**20  # how far a row may be to be looked at again; pairs, at most
 _STEPS_OF_FIT = 8  # of a number
@@ -59,7 +60,9 @@ class Sample(NamedTuple):
     looked: int  # rows that were looked at
     remarks: Sequence[str] = ()  # of a convention for rows without keys, which are not taken
     apart: bool = False  # whether rows with NaN or infinity are left out
-    told: bool = False  # whether others than the wrong rows are known to be right
+    told: bool = (
+        False  # whether others than the wrong rows, which are enough, are known to be right
+    )
 
 
 def divide(error: Doubles, std: Doubles) -> Doubles:
@@ -116,8 +119,8 @@ def draw_sample(
     # Of a large problem some blocks are looked at, evenly, and that of the worst element.
     most, squares = np.zeros((2, d_v))  # of known rows
     pairs, blocks = 0, items[:: max(1, heads * n * m // _SEARCHED_PAIRS)]
-    told = [*rows, *[where[:-1]] * bool(where)]
-    covering = (x for x in items if any(holds_row(x, at) for at in told))
+    places = [*rows, *[where[:-1]] * bool(where)]
+    covering = (x for x in items if any(holds_row(x, at) for at in places))
     blocks += [x for x in covering if x not in blocks]
     for index, i in blocks:
         with np.errstate(all="ignore"):
@@ -197,7 +200,8 @@ def draw_sample(
             )
         )
     apart = bool(np.any(strange & ~wrong))
-    return Sample(taken, unit, wrong, of_others, looked, conventions, apart, bool(rows))
+    told = len(rows) * d_v >= FEWEST_NUMBERS
+    return Sample(taken, unit, wrong, of_others, looked, conventions, apart, told)
 
 
 def find_columns(z: Doubles, strange: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

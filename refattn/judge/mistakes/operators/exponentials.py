@@ -33,8 +33,12 @@ def list_weights(problem: Problem) -> Iterator[Alternative]:
     The exponential of a kernel may be a power, a part of its series, a line between powers of 2
     (the bits of a float32 are nearly the logarithm of the number, Schraudolph 1999) or a table.
     """
-    for text, weigh in (*_list_exponentials(), *_list_roundings()):
+    for text, weigh in _list_exponentials():
         yield Alternative(text, problem, compute=partial(_attend_with, weigh=weigh))
+    for text, weigh in _list_roundings():
+        for words, too in (("before they are added, too", True), ("but not in their sum", False)):
+            compute = partial(_attend_with, weigh=weigh, too=too)
+            yield Alternative(f"{text} {words}", problem, compute=compute)
 
 
 def list_powers(
@@ -75,11 +79,10 @@ def _list_exponentials() -> Iterator[tuple[str, Callable[[Doubles], Doubles]]]:
 def _list_roundings() -> Iterator[tuple[str, Callable[[Doubles], Doubles]]]:
     for name in _NARROW_WEIGHTS:
         to = FORMATS[name]
-        text = f"weights are rounded to {name} before they are added, too"
-        yield text, partial(_store_weights, to=to.round)
+        yield f"weights are rounded to {name}", partial(_store_weights, to=to.round)
     for n in (255, 127):
         text = f"weights over the largest are rounded to multiples of 1 / {n}"
-        yield f"{text} before they are added, too", partial(_store_weights, to=np.rint, n=n)
+        yield text, partial(_store_weights, to=np.rint, n=n)
 
 
 def _exp_of_table(x: Doubles, n: int, to: Callable[[Doubles], Doubles]) -> Doubles:
@@ -101,13 +104,15 @@ def _sum_series(x: Doubles, count: int, least: float) -> Doubles:
     return np.maximum(sum(terms, np.zeros_like(x)), least)
 
 
-def _attend_with(head: SoftmaxHead, weigh: Callable[[Doubles], Doubles]) -> Result:
-    """Compute the mean of the values by weights of scores less the largest."""
+def _attend_with(
+    head: SoftmaxHead, weigh: Callable[[Doubles], Doubles], too: bool = True
+) -> Result:
+    """Compute the mean of the values by weights of scores less the largest, in their sum too."""
     s = score_all(head)
     top = np.max(s, -1, initial=-math.inf)
     x = np.minimum(s - np.where(np.isfinite(top), top, 0.0)[:, None], 0.0)
     seen = np.isfinite(x)
     w = np.where(seen, weigh(np.where(seen, x, 0.0)), 0.0)
-    total = np.sum(w, -1)
+    total = np.sum(w if too else np.where(seen, np.exp(x), 0.0), -1)
     out = w @ head.v / np.where(total == 0, 1.0, total)[:, None]
     return Result(out, np.log(total) + np.where(np.isfinite(top), top, 0.0), top)

@@ -459,15 +459,20 @@ def test_one_wrong_number_is_not_like_numbers_never_computed():
 @pytest.mark.parametrize(
     ("rounded", "words"),
     [
-        (lambda w: BF16(E4M3(w) @ V / TOTAL), "weights are rounded to float8_e4m3fn or"),
-        (lambda w: fused(BF16(S), V)[0], "scores are rounded to bfloat16 or"),
+        (
+            lambda w: BF16(E4M3(w) @ V / TOTAL),
+            "weights are rounded to float8_e4m3fn but not in their sum",
+        ),
+        (
+            lambda w: fused(BF16(S), V)[0],
+            "scores are rounded to bfloat16 or sums of products are kept in float16, or other",
+        ),
     ],
 )
 def test_lost_precision_is_named_with_all_that_is_as_coarse(rounded, words):
-    """No rounding alone is named where others leave errors as large."""
+    """No rounding alone is named where others leave errors as large, unless digits are known."""
     found = judged(given(rounded(np.exp(S - np.max(S, -1, keepdims=True)))))
-    assert f"precision is lost: {words}" in found.suspects[0].text
-    assert found.suspects[0].text.endswith("or other numbers are rounded as coarsely")
+    assert words in found.suspects[0].text
 
 
 def test_wrong_rows_anywhere_have_no_place():

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from refattn import softmax_attention, verify, vjp
+from refattn import attend, softmax_attention, verify, vjp
 from refattn.judge.rounding.formats import FORMATS
+from refattn.judge.verification import joint, trial
+from refattn.judge.verification.findings import ProfileTrial, Suspect, Z
 
 BF16 = FORMATS["bfloat16"].round
 HEADS, N, M, D = 2, 64, 96, 16
@@ -124,3 +126,69 @@ def test_columns_of_few_rows():
     parts["dv"][0, 30:33, :4] = BF16(1.2 * parts["dv"][0, 30:33, :4])
     found = verify(**given, **parts).parts["dv"]
     assert found.place.endswith("keys 30 to 32, columns 0 to 3")
+
+
+@pytest.mark.parametrize("rows", [[17], [3, 40], [3, 9, 17, 20, 40]], ids=len)
+@pytest.mark.parametrize("has_lse", [True, False])
+def test_rows_of_0_are_named_as_they_are(rows, has_lse):
+    """Not by what is linear in the output, and of any size there."""
+    given = made()
+    out, lse = attend(given["q"] / D**0.5, given["k"], given["v"], mask=given["mask"])
+    out[1, rows] = 0.0
+    given["out"] = BF16(out)
+    found = verify(**given, lse=lse if has_lse else None, dtype="bfloat16")
+    assert "all numbers are 0" in found.suspects[0].text
+
+
+@pytest.mark.long("64")
+@pytest.mark.parametrize("d_v", [16, 64])
+@pytest.mark.parametrize("kind", ["another row", "noise"])
+def test_rows_of_anything_have_no_cause(kind, d_v):
+    """Nothing that is fitted to a row may leave more than roundings."""
+    for seed in range(3):
+        given, rng = made(d_v, seed), np.random.default_rng(seed)
+        out = softmax_attention(**given)
+        out[0, 5] = out[1, 40] if kind == "another row" else out[0, 5] + 0.1 * rng.normal(size=d_v)
+        found = verify(**given, out=BF16(out), dtype="bfloat16")
+        assert [at for at, _ in found.rows] == [(0, 5)]
+        assert not found.suspects
+
+
+def test_a_row_beside_one_of_nan():
+    given = made()
+    out = softmax_attention(**given)
+    out[0, 5], out[1, 17] = np.nan, 1.3 * out[1, 17]
+    found = verify(**given, out=BF16(out), dtype="bfloat16")
+    assert "the output is 1.3" in found.suspects[0].text or "1.29" in found.suspects[0].text
+
+
+def suspect(name, estimate, error, explained=1.0):
+    return Suspect(name, estimate, error, 0.0, explained, name)
+
+
+def test_what_few_rows_say_and_what_all_say():
+    """In all rows it is surer if it is as large; in few it must leave nothing but roundings."""
+
+    def chosen(whole, few, rms=10.0):
+        tries = (
+            ProfileTrial("", [], x, Z(rms, 0.0, ()), 1.0, {}, True, None, 0.0, (), [])
+            for x in (whole, few)
+        )
+        return [(x.name, x.estimate) for x in trial.choose_suspects(*tries)]
+
+    scale, factor = suspect("scale", 0.06, 0.001), suspect("factor", 0.3, 0.001, 0.99)
+    assert chosen([suspect("scale", 3e-4, 1e-4)], [scale]) == [("scale", 0.06)]
+    assert chosen([suspect("scale", 0.0602, 1e-5)], [scale]) == [("scale", 0.0602)]
+    of_head = suspect("scale of a head", 0.0602, 1e-5)
+    assert chosen([of_head], [scale]) == [("scale of a head", 0.0602)]
+    assert chosen([], [suspect("epsilon", 1, 0.1), factor]) == [("factor", 0.3)]
+    assert chosen([], [suspect("softcap", 1, 0.1, 0.95)]) == []
+    assert chosen([], [suspect("key", 0.4, 0.01), suspect("factor of a tile", 1, 0.1)]) == []
+    assert chosen([], [suspect("key", 0.99, 0.01)]) == [("key", 0.99)]
+    assert chosen([suspect("key", 0.4, 0.01)], []) == []
+
+
+def test_few_rows_are_an_eighth():
+    rows = [((0, x), 0.0) for x in range(4)]
+    assert len(joint.list_few(rows, False, 32)) == 4
+    assert joint.list_few(rows, False, 31) == joint.list_few(rows, True, 64) == ()
