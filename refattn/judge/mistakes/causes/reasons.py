@@ -24,7 +24,7 @@ from ...verification.verdict import Verdict
 from ...verification.worst import find_worst
 from ...verification.z_scores import mean_square
 from ..defects.catalogue import Mutant
-from ..operators.exponentials import is_of_weights
+from ..operators.exponentials import is_of_weights, rounds_weights
 from ..operators.grids import find_grid
 from .alternatives import list_alternatives
 from .fitted import name_copies, name_dropout
@@ -165,6 +165,8 @@ def explain(
         share = 0.0 if found else share_of_offset(problem, sample)
         fits = [x._replace(explained=share) for x in fits if share >= _MOST]
     fits = _drop_said_better(fits)
+    if fits and not sample.wrong.any():  # what all rows say is no coarse rounding, which each shows
+        found = [x for x in found if not rounds_weights(x.text)]
     suspects = order_suspects(found, fits)
     cut = [x for x in fits if x.name.startswith("truncated") and abs(x.estimate - 1) < _AS_CUT]
     if cut and verdict.z.rms**2 * (1 - cut[0].explained) < _SMALL_REST:

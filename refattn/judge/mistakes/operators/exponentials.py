@@ -58,6 +58,11 @@ def is_of_weights(text: str) -> bool:
     return _OF_X in text
 
 
+def rounds_weights(text: str) -> bool:
+    """Tell whether a cause is a coarse rounding of weights."""
+    return "weights are rounded to" in text or "weights over the largest are rounded" in text
+
+
 def _raise_to_power(x: Doubles, n: float) -> Doubles:
     return np.asarray(np.maximum(1 + x / n, 0.0) ** n)
 
