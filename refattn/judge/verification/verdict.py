@@ -89,7 +89,8 @@ class Verdict(NamedTuple):
     detectable : dict
         Sizes of known bugs from which profile `by` rejects, to within a factor of about 4; also
         of a factor 1 + size on one `row`, on a `tile` of 16 rows and on one `head`, unless the
-        verdict is FAIL. Another profile may accept larger ones.
+        verdict is FAIL, and of what is added to all log normalisers (`lse`) or to one of them
+        (`lse of a row`). Another profile may accept larger ones.
     alpha : float
         Largest probability that a correct kernel fails.
     trials : dict of str to float
