@@ -54,6 +54,12 @@ _OF_REPORTS = {  # tests of verify, verdicts, and columns of tables
     "some rows": "a test of verify: all its other tests, of a few rows only",
     "key": f"{_FITTED}a key is missing, or counts several times",
     "factor of a tile": f"{_FITTED}a tile of queries of a head is x times what it should be",
+    "factor of few rows": f"{_FITTED}a few rows of a head are x times what they should be",
+    "row": "a test of verify: of each row all columns together, and its log normaliser; the number "
+    "is the mean of (error / standard deviation)^2 in the least likely row",
+    "bound of scores": "a test of verify: roundings allow each choice of keys; the number is how "
+    "far a score is below those of other keys, over the bound",
+    "digits of the state": "a test of verify: a last state has more digits than a narrower type",
     **{name: _FITTED + text.format_map(_EXAMPLES) for name, text in SENTENCES.items()},
     "rms": "root mean square of the errors divided by their standard deviations: about 1 if right",
     "profiles ruled out": "profiles (which steps of a kernel round) that a test of verify rejects",
