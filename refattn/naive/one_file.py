@@ -1,7 +1,7 @@
 """The formulas of `naive` as one file that imports nothing of the package, for others to keep.
 
 The file is made of the source of the package: the definitions that the formulas reach, in the
-order terms, formulas, checks. Formulas that are asked for by name come first, and are given their
+order terms, formulas, checks. Formulas that are asked for by name come first; they are given their
 checks at the end.
 """
 

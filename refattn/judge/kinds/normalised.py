@@ -8,7 +8,6 @@ be rounded to the storage type before it is multiplied: profiles `...-cast`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from ..rounding.formats import FORMATS
 from ..rounding.norms import NORMALISED, NORMALISED_TYPES, Norm, divide_rows, list_norms
 from ..rounding.problems import Problem
 from ..verification.findings import ALL_BUT, Part
-from ..verification.joint import list_few
+from ..verification.verdict import list_few_rows
 
 _SAME_NORM = 1 / 16  # of a unit roundoff, by which two norms may differ and are one
 
@@ -76,8 +75,7 @@ def judge_norms(
 def _prefer(found: Any) -> tuple[bool, bool, bool, float]:
     """Put what does not fail first, then few wrong rows, what has a cause, and what is nearest."""
     failed, explained = found.verdict == "FAIL", any(x.explained > ALL_BUT for x in found.suspects)
-    many = not list_few(found.rows, found.more_rows, math.prod(found.shape[:-1]))
-    return failed, many, not explained, float(found.z.rms)
+    return failed, not list_few_rows(found), not explained, float(found.z.rms)
 
 
 def _are_apart(problem: Problem, names: Sequence[str], one: Norm, other: Norm) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ...arrays.shown import held
 from ...arrays.tables import Column, Table
 from ...arrays.words import name_element, name_row, portable, to_json
+from ..rounding.problems import Index
 from .directions import SENTENCES
 from .findings import (
     ALL_BUT,
@@ -26,6 +27,7 @@ from .findings import (
     as_cause,
     weaken,
 )
+from .joint import list_few
 
 _PROVEN = "  The bound is proven. The other tests assume independent, symmetric roundings."
 _DEFECTS = {
@@ -259,6 +261,12 @@ class Verdict(NamedTuple):
                 first, rest = _write_short(part), []
             lines += [f"{name}: {first}", *rest]
         return "\n".join(lines)
+
+
+def list_few_rows(verdict: Verdict) -> tuple[Index, ...]:
+    """List the wrong rows, if all of them are named, and few of those that were looked at."""
+    looked = round(verdict.looked_at * math.prod(verdict.shape[:-1]))
+    return list_few(verdict.rows, verdict.more_rows, looked)
 
 
 def join_verdicts(verdicts: dict[str, Verdict], alpha: float, parts: int) -> Verdict:

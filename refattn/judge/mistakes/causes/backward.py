@@ -102,8 +102,8 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     if forward.has_sinks:
         text = "in the backward pass the sink is ignored: weights are normalised without it"
         yield Candidate(text, change=_normalise_without_sink)
-    for (words, whose), name in product(list_other_heads(forward), _LENT):
-        text = f"{_LENT[name]} is read from {words}"
+    for (words, whose), name in product(list_other_heads(forward), LENT):
+        text = f"{LENT[name]} is read from {words}"
         yield Candidate(text, read=partial(read_moved, name, partial(_move, whose)))
     for i in _list_tiles(n) if gradient.of != "dq" else ():
         for words, by in (("are left out", math.inf), ("count twice", -math.log(2))):
@@ -152,7 +152,7 @@ def _sum_undivided(forward: Problem, to: str, look: Lookup, at: Index) -> HeadPa
     return x._replace(head=head), y._replace(delta=y.delta[:, None] * norm[:, 0])
 
 
-_LENT = {"d_out": "d_out", "delta": "D = d_out . out", "lse": "lse"}
+LENT = {"d_out": "d_out", "delta": "D = d_out . out", "lse": "lse"}
 _OF_ONE = {  # weights of a query head, and of the others
     "only {} counts": (1.0, 0.0),
     "{} is left out": (0.0, 1.0),
@@ -220,9 +220,9 @@ _OTHERWISE: Mapping[str, tuple[str, Callable[[Kept], Doubles]]] = {
     "weights are divided twice by their sum": ("lse", lambda y: 2 * y.lse - y.top),
 }
 _CHANGES: Mapping[str, Callable[[BackwardHead, Kept], HeadPass]] = {
-    f"{_LENT[name]} is read from {words}": partial(_roll, name, by)
+    f"{LENT[name]} is read from {words}": partial(_roll, name, by)
     for words, by in (("the query before", 1), ("the next query", -1))
-    for name in _LENT
+    for name in LENT
 } | {text: partial(_keep, name, of) for text, (name, of) in _OTHERWISE.items()}
 
 

@@ -21,6 +21,7 @@ from ...verification.findings import Part, Suspect, describe_span
 from ..defects.catalogue import Mutant
 from ..operators.maps import write_shift
 from .backward import (
+    LENT,
     Backward,
     Candidate,
     HeadPass,
@@ -50,10 +51,7 @@ from .wrong_rows import (
 
 _SQUARE, _SHARE, _LIKE = 9.0, 0.95, 0.8  # of z, at most; of the error, and of the change, at least
 _CANCELLED, _SURE = 2500.0, 0.9995  # the same where terms may cancel
-_FEW_ROWS, _FEW_SHARE = (
-    8,
-    0.5,
-)  # by which candidates are left out; of their error, what is explained
+_FEW_ROWS, _FEW_SHARE = 8, 0.5  # by which candidates are left out: share of their error
 _PAIRS = 2**21  # of queries and keys of a head, at most, for new log normalisers
 _FITTED_ROWS, _FEWEST_ROWS = 16, 8  # of a head, at most and at least, to which numbers are fitted
 _GROUPS, _MOST_TIMES, _OFF_TIMES = 16, 4, 0.05  # query heads; times that one counts, and how near
@@ -323,7 +321,7 @@ def _read_turned(
     return back, kept._replace(**{name: take(stack)[at[-1]]})
 
 
-_OF_QUERIES = {"delta": "D = d_out . out", "lse": "lse"}
+_OF_QUERIES = {x: LENT[x] for x in ("delta", "lse")}
 _STRIDES: Mapping[str, Callable[[Doubles], Doubles]] = {
     "(heads, rows), not (rows, heads)": lambda x: x.T.reshape(x.shape),
     "(rows, heads), not (heads, rows)": lambda x: x.reshape(x.shape[::-1]).T,

@@ -19,8 +19,7 @@ from ...rounding.roundings import Roundings
 from ...verification.choice import ProfileChoice, choose_profiles, usual_profiles
 from ...verification.empty_rows import find_empty, find_unseen, say_how_to_accept
 from ...verification.findings import LOGARITHMS, Finding, Numbers, Part, Suspect, name_number
-from ...verification.joint import list_few
-from ...verification.verdict import Verdict
+from ...verification.verdict import Verdict, list_few_rows
 from ...verification.worst import find_worst
 from ...verification.z_scores import mean_square
 from ..defects.catalogue import Mutant
@@ -151,7 +150,7 @@ def explain(
     if failed != "lse" and worst is not None and not known:
         grid, gap = find_grid(problem, numbers)
         known = grid if abs(worst.got - worst.exact) < gap else ""
-    rows = () if failed == "lse" or strange_alone else _list_few_rows(problem, verdict)
+    rows = () if failed == "lse" or strange_alone else list_few_rows(verdict)
     if rows:  # others are right by this profile
         profiles = {verdict.by: by, **profiles}
     about = problem, numbers, profiles, *rest
@@ -165,7 +164,7 @@ def explain(
         share = 0.0 if found else share_of_offset(problem, sample)
         fits = [x._replace(explained=share) for x in fits if share >= _MOST]
     fits = _drop_said_better(fits)
-    if fits and not sample.wrong.any():  # what all rows say is no coarse rounding, which each shows
+    if fits and not sample.wrong.any():  # a coarse rounding would show in single rows
         found = [x for x in found if not rounds_weights(x.text)]
     suspects = order_suspects(found, fits)
     cut = [x for x in fits if x.name.startswith("truncated") and abs(x.estimate - 1) < _AS_CUT]
@@ -216,7 +215,7 @@ def explain_gradients(
     usual = next(iter(profiles.values()))  # by a tighter one, right rows seem wrong
     alone = [x for x in failed if _is_right_where_finite(parts[x].numbers, verdicts[x])]
     rest = first.dtype, own, alone, mistakes
-    rows = {x: _list_few_rows(parts[x].problem, verdicts[x]) for x in failed}
+    rows = {x: list_few_rows(verdicts[x]) for x in failed}
     told = rows if all(rows.values()) and not alone else {}  # others are right by this profile
     named, samples, exact = explain_backward(parts, places, by if told else usual, *rest, told)
     if not named and (told or by != usual):
@@ -308,11 +307,6 @@ def _explain_rescaled(
         )
         found[name] = [x._replace(text=f"{x.text}, and {words}") for x in causes]
     return {x: y for x, y in found.items() if y}
-
-
-def _list_few_rows(problem: Problem, verdict: Verdict) -> tuple[Index, ...]:
-    looked = round(verdict.looked_at * math.prod((*problem.lead, problem.shape[0])))
-    return list_few(verdict.rows, verdict.more_rows, looked)
 
 
 def _is_right_where_finite(numbers: Numbers, verdict: Verdict) -> bool:

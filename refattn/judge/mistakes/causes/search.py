@@ -66,8 +66,8 @@ def search_causes(
     What `failed` is `out`, `lse` or `both`; `where` is the worst element. Coarse roundings are
     not tried on an error that is `sized`: explained by a defect of a fitted size. Rows with NaN
     or infinity may be the only ones that are looked at. Where the cause is `known`, only the
-    sample is taken. Rows of a user's `mistakes` are tried first. The wrong `rows`, if they are
-    given, are those of the first profile.
+    sample is taken. Rows of a user's `mistakes` are tried first. Wrong `rows` that are known
+    are those that the first profile rejects.
     """
     profile = next(iter(profiles.values()))
     problem = problem.read_by(profile)

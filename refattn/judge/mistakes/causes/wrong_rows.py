@@ -60,9 +60,7 @@ class Sample(NamedTuple):
     looked: int  # rows that were looked at
     remarks: Sequence[str] = ()  # of a convention for rows without keys, which are not taken
     apart: bool = False  # whether rows with NaN or infinity are left out
-    told: bool = (
-        False  # whether others than the wrong rows, which are enough, are known to be right
-    )
+    told: bool = False  # whether the wrong rows are known, so that others are right
 
 
 def divide(error: Doubles, std: Doubles) -> Doubles:
@@ -117,7 +115,7 @@ def draw_sample(
     items = list(problem.items())
     unit = measure_unit(problem, profile, dtype)
     # Of a large problem some blocks are looked at, evenly, and that of the worst element.
-    most, squares = np.zeros((2, d_v))  # of known rows
+    told = [np.zeros((0, d_v))]  # |z| of known rows
     pairs, blocks = 0, items[:: max(1, heads * n * m // _SEARCHED_PAIRS)]
     places = [*rows, *[where[:-1]] * bool(where)]
     covering = (x for x in items if any(holds_row(x, at) for at in places))
@@ -144,9 +142,7 @@ def draw_sample(
                 lost |= ~np.isfinite(error) & ~no_key
         columns |= find_columns(z, lost)
         if rows:
-            few = [x[-1] - i.start for x in rows if holds_row((index, i), x)]
-            most = np.maximum(most, np.max(z[few], 0, initial=0.0))
-            squares += np.sum(np.square(z[few]), 0)
+            told.append(z[[x[-1] - i.start for x in rows if holds_row((index, i), x)]])
         at = problem.number(index)
         far[at, i], strange[at, i], empty[at, i] = worst, lost, np.isneginf(exact.lse)
         cleared[at, i.start + doubtful] = worst[doubtful] <= FAR  # right, but not to be compared
@@ -155,10 +151,7 @@ def draw_sample(
         known[tuple(zip(*((problem.number(x[:-1]), x[-1]) for x in rows), strict=True))] = True
         far = np.where(known, np.fmax(far, 2 * FAR), np.minimum(far, FAR))
         cleared &= ~known
-        columns[0] |= most > FAR / 2
-        rest = squares[~columns[0]]
-        if np.sum(rest) > _RIGHT_COLUMNS * len(rows) * len(rest):  # these are wrong, too
-            columns[0] = True
+        columns[0] = add_columns(columns[0], np.concatenate(told))
     far[cleared] = np.nan
     conventions = list(list_conventions(problem, numbers, empty))
     if conventions:
@@ -190,23 +183,22 @@ def draw_sample(
         lse = None if numbers.lse is None else numbers.lse(index)[order]
         # Where no row is wrong by itself all of them are looked at.
         some = wrong[at, order] if wrong.any() else np.ones(len(order), bool)
-        taken.append(
-            Sampled(
-                Rows(index, order, np.arange(m)),
-                numbers.out(index)[order],
-                lse,
-                some,
-                near[at, order],
-            )
-        )
-    apart = bool(np.any(strange & ~wrong))
-    told = len(rows) * d_v >= FEWEST_NUMBERS
-    return Sample(taken, unit, wrong, of_others, looked, conventions, apart, told)
+        got, of_head = numbers.out(index)[order], Rows(index, order, np.arange(m))
+        taken.append(Sampled(of_head, got, lse, some, near[at, order]))
+    apart, enough = bool(np.any(strange & ~wrong)), len(rows) * d_v >= FEWEST_NUMBERS
+    return Sample(taken, unit, wrong, of_others, looked, conventions, apart, enough)
 
 
 def find_columns(z: Doubles, strange: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Find the wrong columns, (2, columns): of rows of numbers, and of rows that are strange."""
     return np.stack([np.any((z > FAR) & x[:, None], 0) for x in (~strange, strange)])
+
+
+def add_columns(columns: npt.NDArray[np.bool_], z: Doubles) -> npt.NDArray[np.bool_]:
+    """Add the columns that wrong rows tell by |z|: all of them, unless the others are right."""
+    found = columns | (np.max(z, 0, initial=0.0) > FAR / 2)
+    rest = np.square(z[:, ~found])
+    return np.ones_like(found) if np.sum(rest) > _RIGHT_COLUMNS * rest.size else found
 
 
 def set_apart(
