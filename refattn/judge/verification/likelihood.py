@@ -216,10 +216,11 @@ def compare(
     alike, doubt = ALIKE, _DOUBT
     if problem.kind == "recurrent":
         alike, doubt = _ALIKE_STATES, _DOUBT_STATES
+    heard = _hear(samples)
     for name, x in samples.items():
-        others = {y: z for y, z in samples.items() if y != name}
-        likelier = {y: _weigh(x, z, doubt=doubt) for y, z in others.items()}
-        surely = {y: _weigh(x, z, True) for y, z in others.items()}
+        others = [y for y in samples if y != name]
+        likelier = {y: _weigh(heard[name], heard[y], doubt=doubt) for y in others}
+        surely = {y: _weigh(x, samples[y], True) for y in others}
         best = max(likelier, key=lambda y: likelier[y])
         fits[name] = Fit(x.within, likelier[best], best, 0.0, x.explains, surely)
     explained = {x for x, y in fits.items() if y.explains}
@@ -318,6 +319,17 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
     sweep(problem, dtype, profile, use, exact=known.exact[profile.reading])
     within, *arrays = zip(*parts, strict=True)
     return ProfileSample(all(within), *(np.concatenate(x) for x in arrays))
+
+
+def _hear(samples: Mapping[str, ProfileSample]) -> Mapping[str, ProfileSample]:
+    """Leave rows that no profile explains, if there are others, without a say: they are wrong."""
+    some = [
+        log_chernoff(x.tested, np.ones(len(x.tested))) > math.log(_CHANCE) for x in samples.values()
+    ]
+    told = np.any(some, 0)
+    if not told.any():
+        return samples
+    return {x: y._replace(units=np.where(told, y.units, 0.0)) for x, y in samples.items()}
 
 
 def _draw_directions(problem: Problem, index: Index) -> Doubles:
