@@ -351,6 +351,16 @@ for _record in (
         vectors=f"{_VECTORS}.recipes:own",
         source=("004: kernel_attn and phi", "Katharopoulos et al., arXiv:2006.16236"),
     ),
+    Estimator(
+        "performer-relu",
+        partial(linear.relu_feature_attention, coupling="orthogonal"),
+        naive.relu_feature_attention,
+        size="num_features",
+        options=(*_SEES, "omega", "omega_per_head"),
+        traits=("normalised", "nonnegative", *_SHARED, "projection"),
+        aliases=("generalized-attention",),
+        source=("Choromanski et al., arXiv:2009.14794, generalised attention",),
+    ),
     *(
         Estimator(
             name.replace("_", "-"),

@@ -85,6 +85,7 @@ def verify(
     initial_state: Any = None,
     state: Any = None,
     num_proposals: int | None = None,
+    kernel_epsilon: float | None = None,
     centres: Any = None,
     indices: Any = None,
     index_q: Any = None,
@@ -130,8 +131,9 @@ def verify(
     estimator : {"softmax", "rfa", "linear"} or str
         What the kernel computes, or the name of a recurrence, such as "gated-delta-rule", or one of
         "ra", "ra-mean", "mean-of-ratios", "lara", "lara-own", "lara-query", "lara-mean",
-        "rfa-local", "is", "eva", "second-order" and "coreset", whose laws are derived step by step:
-        without gradients, in float32, bfloat16 and float16, and of large arrays only for some rows.
+        "rfa-local", "performer-relu", "is", "eva", "second-order" and "coreset", whose laws are
+        derived step by step: without gradients, in float32, bfloat16 and float16, and of large
+        arrays only for some rows.
     dtype : str or dict of str, optional
         The storage type: what the numbers of `q`, `k` and `v` were rounded to, if the arrays have a
         wider type. It is also the type of `out`, if it holds all numbers of `out`. By default each
@@ -180,6 +182,8 @@ def verify(
         For a recurrence, the state before the first token, and the last one, which is judged. A
         kernel may round its state between chunks to bfloat16 only if these arrays are bfloat16:
         with bfloat16 `q`, a float32 `state` that holds only bfloat16 numbers fails.
+    kernel_epsilon : float, optional
+        For "performer-relu", what is added to features, 0.001 by default.
     num_proposals, centres : int and array, shape (..., C, d), optional
         For "lara", the number of proposals, S by default, or their means in kernel coordinates.
     indices : array of int, shape (..., S) or (..., rows, S), optional
@@ -269,6 +273,7 @@ def verify(
         refused = {"omega": omega, "log_weight": log_weight, "feature_map": feature_map}
         refused |= {"bias": bias, "mask": mask, "window": settings["window"], "sinks": sinks}
         refused |= {"softcap": softcap, "lse": lse, "hardware": hardware}
+        refused["kernel_epsilon"] = kernel_epsilon
         refuse_options(estimator, refused)
 
         def view(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,12 +291,14 @@ def verify(
         refused |= {"lse": lse, "hardware": hardware, "removal": removal, "state": state}
         refuse_options(estimator, refused | {"initial_state": initial_state})
         taken = {**gates, "window": settings["window"], "num_proposals": num_proposals}
+        taken["kernel_epsilon"] = kernel_epsilon
         of_text = {"q": q, "k": k, "v": v, "mask": settings["mask"], "omega": omega}
         of_text |= {"log_weight": log_weight, "centres": centres, "indices": indices}
         problems = {"out": pose_by_text(estimator, of_text, taken, inputs.storage, scale, causal)}
     else:
         gates |= {"removal": removal, "initial_state": initial_state, "state": state}
         gates |= {"num_proposals": num_proposals, "centres": centres}
+        gates["kernel_epsilon"] = kernel_epsilon
         chosen = {"indices": indices, "index_q": index_q, "index_k": index_k}
         refuse_options(estimator, gates if kind == "scores" else gates | chosen)
         limits = causal, qkv.window(settings["window"])
@@ -391,9 +398,10 @@ def verify(
             mistakes=mistakes, accumulate=accumulate, q_scale=q_scale, k_scale=k_scale,
             v_scale=v_scale, empty_rows=empty_rows, beta=beta, log_decay=log_decay, write=write,
             removal=removal, decay=decay, initial_state=initial_state,
-            num_proposals=num_proposals, centres=centres, indices=indices, index_q=index_q,
-            index_k=index_k, part_out=part_out, part_lse=part_lse, part_keys=part_keys,
-            normalise=normalise, norm_eps=norm_eps, layout=other,
+            num_proposals=num_proposals, centres=centres, kernel_epsilon=kernel_epsilon,
+            indices=indices, index_q=index_q, index_k=index_k, part_out=part_out,
+            part_lse=part_lse, part_keys=part_keys, normalise=normalise, norm_eps=norm_eps,
+            layout=other,
         )  # fmt: skip
 
     return try_other_layout(problem, verdict, layout, judge_in, "layout={!r}")
