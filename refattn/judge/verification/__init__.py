@@ -13,11 +13,6 @@ and `verdict` tell how `verify` decides, and the others are opened for a detail:
    `judge.mistakes` adds causes and the `worst` element.
 """
 
-from .door import verify
-from .findings import Finding, Numbers, Suspect, Worst
-from .judging import judge
-from .tolerances import tolerance
-from .verdict import Verdict
+from ...arrays.lazy import load_lazily
 
-__all__ = ["Finding", "Numbers", "Suspect", "Verdict", "Worst", "judge", "tolerance", "verify"]
-__dir__ = __all__.copy
+__all__, __getattr__, __dir__ = load_lazily(__name__, __file__)

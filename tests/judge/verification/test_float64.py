@@ -5,7 +5,7 @@ import pytest
 
 import refattn
 from refattn import naive
-from refattn.judge.verification import verify
+from refattn.judge import verify
 from tests.judge.rounding.rounded import Steps, of_heads, stepwise
 
 SHAPES = [(2, 40, 64, 16, 1.0), (1, 7, 600, 80, 0.3), (3, 130, 130, 8, 30.0), (1, 5, 2100, 64, 4.0)]

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from refattn.judge import verify
 from refattn.judge.rounding import PROFILES
 from refattn.judge.rounding.covariance import covariance, spared_variance
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.problems import pose_arrays
-from refattn.judge.verification import verify
 from refattn.judge.verification.choice import (
     BACKWARD_PROFILES,
     FAMILIES,

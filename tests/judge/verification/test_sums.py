@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from refattn.judge import verify
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.profiles import EVERY_PROFILE, PROFILES
-from refattn.judge.verification import verify
 from refattn.judge.verification.choice import has_wide_sums
 
 ROUND = {"float32": np.float32, "bfloat16": FORMATS["bfloat16"].round}

@@ -5,13 +5,13 @@ from functools import partial
 import numpy as np
 import pytest
 
+from refattn.judge import verify
 from refattn.judge.rounding import PROFILES, covariance, softmax
 from refattn.judge.rounding.covariance import spared_variance
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.head import scan_tile
 from refattn.judge.rounding.problems import pose_arrays
 from refattn.judge.rounding.weight_errors import relative_variance
-from refattn.judge.verification import verify
 from tests.judge.rounding.rounded import flash, of_heads
 from tests.judge.verification.test_verdict import BF16
 

@@ -5,10 +5,10 @@ import re
 import numpy as np
 import pytest
 
+from refattn.judge import verify
 from refattn.judge.mistakes.causes.backward import shift_rows
 from refattn.judge.mistakes.causes.gradients import find_shift
 from refattn.judge.rounding.formats import FORMATS
-from refattn.judge.verification import verify
 from tests.judge.mistakes.causes.kernels import (
     BF16,
     LOG2E,

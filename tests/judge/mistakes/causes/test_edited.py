@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from refattn.judge import verify
 from refattn.judge.mistakes.defects.catalogue import read_mistakes
-from refattn.judge.verification import verify
 from tests.judge.mistakes.causes.kernels import BF16, ahead, backward, draw, fused, hide, scores
 
 Q, K, V, G = draw(n=24, m=32)

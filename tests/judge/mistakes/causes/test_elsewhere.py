@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from refattn.judge import verify
 from refattn.judge.rounding.formats import FORMATS
-from refattn.judge.verification import verify
 from tests.judge.mistakes.causes.kernels import BF16, ahead, draw, fused, hide, scores
 
 N = 96

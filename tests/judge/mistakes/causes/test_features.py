@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from refattn.judge.verification import verify
+from refattn.judge import verify
 
 N, D = 96, 8
 Q, K, V = np.random.default_rng(7).standard_normal((3, 1, N, D)).astype("f4")

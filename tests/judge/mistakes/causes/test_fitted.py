@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import refattn
+from refattn.judge import verify
 from refattn.judge.mistakes.causes.reasons import order_suspects
 from refattn.judge.mistakes.causes.suspects import as_suspect
-from refattn.judge.verification import verify
 from tests.judge.mistakes.causes.kernels import BF16, draw, fused, hide, scores
 
 N, M = 32, 96

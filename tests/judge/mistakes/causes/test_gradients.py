@@ -8,8 +8,8 @@ import re
 import numpy as np
 import pytest
 
+from refattn.judge import verify
 from refattn.judge.rounding.formats import FORMATS
-from refattn.judge.verification import verify
 from tests.judge.mistakes.causes.kernels import BF16, backward, draw
 
 pytestmark = pytest.mark.long

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from refattn.files.tensors import open_tensors
+from refattn.judge import verify
 from refattn.judge.rounding.formats import FORMATS
-from refattn.judge.verification import verify
 from refattn.judge.verification.reading import pose_tensors
 
 from refattn.judge.mistakes.causes import trials  # isort: skip  (after `verify`: it imports both)

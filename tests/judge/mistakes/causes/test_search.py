@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from refattn import softmax_attention
+from refattn.judge import verify
 from refattn.judge.mistakes.causes.suspects import as_suspect, say_what_is_left
 from refattn.judge.mistakes.causes.wrong_rows import stay_wrong
 from refattn.judge.rounding.formats import FORMATS
-from refattn.judge.verification import verify
 from tests.judge.mistakes.causes.kernels import (
     BF16,
     LOG2E,

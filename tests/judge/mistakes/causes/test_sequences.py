@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from refattn.files.tensors import open_tensors
+from refattn.judge import verify
 from refattn.judge.mistakes.causes.alternatives import list_alternatives
 from refattn.judge.mistakes.causes.sampled import Rows
-from refattn.judge.verification import verify
 from refattn.judge.verification.reading import pose_tensors
 from tests.judge.mistakes.causes.kernels import BF16, fused, hide, scores
 

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from refattn.judge.verification import verify
+from refattn.judge import verify
 
 N, D = 96, 32
 Q, K, V = np.random.default_rng(5).standard_normal((3, 2, N, D)).astype(ml_dtypes.bfloat16)

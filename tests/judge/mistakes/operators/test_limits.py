@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from refattn.judge.verification import verify
+from refattn.judge import verify
 from tests.judge.mistakes.causes.kernels import ahead, draw, fused, hide, scores
 
 N = 64

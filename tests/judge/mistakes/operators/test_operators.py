@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
+from refattn.judge import verify
 from refattn.judge.rounding.formats import FORMATS
-from refattn.judge.verification import verify  # first: it imports the causes
 
 from refattn.judge.mistakes.causes import trials  # isort: skip
 from tests.judge.mistakes.causes.kernels import (
