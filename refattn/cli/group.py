@@ -14,6 +14,7 @@ import click
 from .._version import __version__
 from ..arrays.words import close
 from .options import Unusable, examples, known_option, needed, one_line
+from .process import INTERRUPTED
 from .progress import Work, notice
 from .streams import drop_unread, unread
 
@@ -38,7 +39,6 @@ The shell completes names of commands, options and estimators after
 
 
 _UNREAD = 128 + 13  # as of a program that SIGPIPE ends
-_INTERRUPTED = 128 + 2
 
 
 class _Group(click.Group):
@@ -84,7 +84,7 @@ def _give_status() -> Iterator[None]:
         raise Unusable(" ".join(str(error).split())) from None
     except KeyboardInterrupt:
         notice("Aborted!")
-        raise click.exceptions.Exit(_INTERRUPTED) from None
+        raise click.exceptions.Exit(INTERRUPTED) from None
 
 
 @click.group(
