@@ -18,7 +18,7 @@ from ...rounding.problems import Index
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ...verification.empty_rows import find_unseen
-from ...verification.findings import Part, Suspect, describe_span
+from ...verification.findings import ONLY_IN, Part, Suspect, describe_span
 from ..defects.catalogue import Mutant
 from ..operators.maps import write_shift
 from ..operators.tiles import describe_keys
@@ -160,7 +160,7 @@ def _name(found: Sequence[Held], back: Backward) -> dict[str, list[Suspect]]:
             alone = x.parts == {*back.failed} and not (x.everywhere or x.candidate.to)
             only = [] if not alone or len(back.parts) == 1 else [" and ".join(sorted(x.parts))]
             only += list_places(back.parts[of].problem, back.samples[of]) if x.local else ()
-            words = ", but only in " * bool(only) + ", ".join(only)
+            words = ONLY_IN * bool(only) + ", ".join(only)
             suspect = as_suspect(f"agrees if {x.candidate.text}{words}")
             named[of] = [say_what_is_left(suspect, *back.find_left(x.candidate, of))]
     return named
