@@ -88,12 +88,12 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     for number, x in enumerate(_list_forward(gradient)):
         share = share_like(x, gradient)
         if own:
-            yield Candidate(x.text, number, BOTH, share=share)
+            yield Candidate(x.text, number, LSE_AND_DELTA, share=share)
         words = f"in the backward pass {x.text} (lse and out are right)"
         yield Candidate(words, number, share=share)
         if "sink" in x.text:
             words = f"in the backward pass weights are normalised as if {x.text}"
-            yield Candidate(words, number, BOTH[:1])
+            yield Candidate(words, number, LSE_AND_DELTA[:1])
     yield from _list_undivided(gradient)
     widths = sorted({x for x in (d, 16, 32, 64, 128, 256, d_v - 1, d_v // 2) if 0 < x < d_v})
     for width, (of, cut) in product(widths, _CUTS.items()):
@@ -157,7 +157,7 @@ def _sum_undivided(forward: Problem, to: str, look: Lookup, at: Index) -> HeadPa
     return x._replace(head=head), y._replace(delta=y.delta[:, None] * norm[:, 0])
 
 
-BOTH = "lse", "delta"
+LSE_AND_DELTA = "lse", "delta"
 LENT = {"d_out": "d_out", "delta": "D = d_out . out", "lse": "lse"}
 _OF_ONE = {  # weights of a query head, and of the others
     "only {} counts": (1.0, 0.0),

@@ -23,8 +23,8 @@ from ..defects.catalogue import Mutant
 from ..operators.maps import write_shift
 from ..operators.tiles import describe_keys
 from .backward import (
-    BOTH,
     LENT,
+    LSE_AND_DELTA,
     Backward,
     Candidate,
     HeadPass,
@@ -206,7 +206,9 @@ def _list_masked(back: Backward) -> Iterator[Candidate]:
         more = f" in head {place(next(iter(changed)))} (and others in {len(changed) - 1} more)"
         alike = len(changed) == math.prod(forward.lead) and len({*every}) == 1
         text = f"{every[0]}{more * (not alike)}"
-        back.forward.append(Alternative(text, forward.replaced("mask", partial(_show, changed))))
+        back.forward.append(
+            Alternative(text, forward.replaced("mask", partial(_show_changed, changed)))
+        )
         text = f"the backward pass {text} (lse and out are right)"
         yield Candidate(text, len(back.forward) - 1)
 
@@ -216,7 +218,7 @@ def _describe_changed(more: Any, kept: Any) -> str:
     return " and ".join(words.format(describe_keys(x)) for x, words in parts if x.any())
 
 
-def _show(changed: Mapping[Index, tuple[Any, Any]], at: Index, mask: Any) -> Any:
+def _show_changed(changed: Mapping[Index, tuple[Any, Any]], at: Index, mask: Any) -> Any:
     more, kept = changed.get(at, (False, True))
     return (mask | more) & kept
 
@@ -225,7 +227,7 @@ def _list_recomputed(back: Backward) -> Iterator[Candidate]:
     """List backward passes that compute a wrong forward pass again, with its log normalisers."""
     for number, x in ((i, x) for i, x in enumerate(back.forward) if x.text):
         words = f"in the backward pass, which computes the forward pass again, {x.text}"
-        yield Candidate(words, number, BOTH, share=share_like(x, back.first))
+        yield Candidate(words, number, LSE_AND_DELTA, share=share_like(x, back.first))
 
 
 def _list_weighed(back: Backward) -> Iterator[Candidate]:

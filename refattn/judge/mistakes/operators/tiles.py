@@ -193,4 +193,4 @@ def describe_keys(keys: npt.NDArray[np.bool_]) -> str:
     edges = np.flatnonzero(np.diff(np.pad(keys.astype(int), 1)))
     spans = [describe_span(np.arange(*x)) for x in zip(edges[::2], edges[1::2], strict=True)]
     more = f" and {len(spans) - _SPANS_NAMED} more spans" if len(spans) > _SPANS_NAMED else ""
-    return f"key{'s' * (np.sum(keys) > 1)} {', '.join(spans[:_SPANS_NAMED])}{more}"
+    return f"key{'s' * int(np.sum(keys) > 1)} {', '.join(spans[:_SPANS_NAMED])}{more}"
