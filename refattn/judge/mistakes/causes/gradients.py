@@ -17,7 +17,7 @@ from ...rounding.formats import FORMATS, Format
 from ...rounding.problems import Index
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
-from ...verification.findings import Part, Suspect, describe_span
+from ...verification.findings import ONLY_IN, Part, Suspect, describe_span
 from ..defects.catalogue import Mutant
 from ..operators.maps import write_shift
 from .backward import (
@@ -152,7 +152,7 @@ def _name(found: Sequence[Held], back: Backward) -> dict[str, list[Suspect]]:
             said = x.everywhere or len(back.parts) == 1 or x.candidate.to
             only = [] if said else [" and ".join(sorted(x.parts))]
             only += list_places(back.parts[of].problem, back.samples[of]) if x.local else ()
-            alone = ", but only in " * bool(only) + ", ".join(only)
+            alone = ONLY_IN * bool(only) + ", ".join(only)
             suspect = as_suspect(f"agrees if {x.candidate.text}{alone}")
             named[of] = [say_what_is_left(suspect, *back.find_left(x.candidate, of))]
     return named

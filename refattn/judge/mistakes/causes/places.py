@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,7 +52,7 @@ def describe_place(problem: Problem, sample: Sample, verdict: Verdict) -> str:
     """
     more = ""
     if verdict.rows:
-        rejected = mark_rejected(problem, verdict)
+        rejected = mark_rows(problem, dict(verdict.rows))
         if np.any(rejected != sample.wrong):  # columns are those of other rows
             sample = sample._replace(columns=np.zeros_like(sample.columns))
         sample = sample._replace(wrong=rejected, looked=round(verdict.looked_at * rejected.size))
@@ -69,12 +69,12 @@ def describe_place(problem: Problem, sample: Sample, verdict: Verdict) -> str:
     return ", ".join([count, *(x for x in list_places(problem, sample) if x not in everywhere)])
 
 
-def mark_rejected(problem: Problem, verdict: Verdict) -> npt.NDArray[np.bool_]:
-    """Mark the rows that were rejected, (heads, n)."""
-    rejected = np.zeros((math.prod(problem.lead), problem.shape[0]), bool)
-    for (*head, row), _ in verdict.rows:
-        rejected[problem.number(tuple(head)), row] = True
-    return rejected
+def mark_rows(problem: Problem, rows: Iterable[Index]) -> npt.NDArray[np.bool_]:
+    """Mark some rows, (heads, n)."""
+    marked = np.zeros((math.prod(problem.lead), problem.shape[0]), bool)
+    for *head, row in rows:
+        marked[problem.number(tuple(head)), row] = True
+    return marked
 
 
 def list_places(problem: Problem, sample: Sample) -> Iterator[str]:

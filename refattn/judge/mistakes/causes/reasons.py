@@ -18,7 +18,15 @@ from ...rounding.profiles import PROFILES, Profile
 from ...rounding.roundings import Roundings
 from ...verification.choice import ProfileChoice, choose_profiles, usual_profiles
 from ...verification.empty_rows import find_empty, find_unseen, say_how_to_accept
-from ...verification.findings import LOGARITHMS, Finding, Numbers, Part, Suspect, name_number
+from ...verification.findings import (
+    LOGARITHMS,
+    ONLY_IN,
+    Finding,
+    Numbers,
+    Part,
+    Suspect,
+    name_number,
+)
 from ...verification.verdict import Verdict, list_few_rows
 from ...verification.worst import find_worst
 from ...verification.z_scores import mean_square
@@ -37,7 +45,7 @@ from .places import (
     find_factor,
     list_rows,
     list_seen,
-    mark_rejected,
+    mark_rows,
     remark_normalisers,
     remark_stale,
     remark_zeros,
@@ -130,7 +138,10 @@ def explain(
         return verdict._replace(suspects=[*named, *fits])
     if problem.derived is not None:
         near = verdict.z.largest < _NEAR_ORDERS
-        remarks, wrong = [*verdict.remarks, *[_ORDERS] * near], mark_rejected(problem, verdict)
+        remarks, wrong = (
+            [*verdict.remarks, *[_ORDERS] * near],
+            mark_rows(problem, dict(verdict.rows)),
+        )
         looked = round(verdict.looked_at * wrong.size)
         words = ", ".join([f"{wrong.sum():,} of {looked:,} rows", *list_rows(problem, wrong)])
         return verdict._replace(suspects=fits, remarks=remarks, place=words * bool(verdict.rows))
@@ -447,7 +458,8 @@ def name_factors(problem: Problem, fits: Sequence[Suspect]) -> list[Suspect]:
         known["1 / the number of query heads of a key head"] = 1 / share
     for x in fits:
         words = name_number(1 + x.estimate, x.error, known)
-        text = f"{x.text}: {words}" if x.name == "factor" and words else x.text
+        said, *where = x.text.partition(ONLY_IN)
+        text = "".join([f"{said}: {words}", *where]) if x.name == "factor" and words else x.text
         named.append(x._replace(text=text))
     return named
 
