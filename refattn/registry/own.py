@@ -68,7 +68,6 @@ def _adapted(
     fitted_by: str,
     gauge_only: bool = False,
     rng: Any = None,
-    scale: float | None = None,
     **options: Any,
 ) -> Array:
     """The estimator with a proposal, or its gauge alone, that a function of `adapt` fits first."""
@@ -78,11 +77,11 @@ def _adapted(
         raise ValueError(
             "`mask` and `causal` must not be given: the moments are of all queries and keys."
         )
-    proposal = getattr(adapt, fitted_by)(q, k, scale=scale)
+    proposal = getattr(adapt, fitted_by)(q, k, scale=options.get("scale"))
     if gauge_only:
         mean, eye = 0.0 * proposal.mean, 0.0 * proposal.cov + np.eye(q.shape[-1])
         proposal = sampling.Gaussian(mean, eye, gauge=proposal.gauge)
-    return fn(q, k, v, proposal=proposal, rng=rng, scale=scale, **options)
+    return fn(q, k, v, proposal=proposal, rng=rng, **options)
 
 
 def _sampled(
