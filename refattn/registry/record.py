@@ -46,8 +46,8 @@ TRAITS: Mapping[str, str] = MappingProxyType(
         "target": "draws the frequencies of each query from its target distribution (RA)",
         "recurrent": "carries a state from token to token, and returns it with the output",
         "linear-solve": "solves a linear system, whose condition number multiplies rounding errors",
-        "projection": "its kernel is a dot product of ReLU features of frequencies, which are more "
-        "than 0 by a tag `kernel_epsilon`",
+        "projection": "its kernel is a dot product of ReLU features of frequencies, each plus a "
+        "constant; a tag is that constant",
         "proposals": "draws frequencies from Gaussian proposals around centres (LARA)",
     }
 )

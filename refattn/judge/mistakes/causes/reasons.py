@@ -86,6 +86,7 @@ _ORDERS = (
     "usual orders of the steps are allowed for (sums over keys or samples first, weights or their "
     "logarithms): if the kernel computes otherwise, rounding may explain such errors"
 )
+_NO_KERNEL = "no kernel has both"  # a remark on profiles: a cause says more
 _CAUSE = "convention"  # name of a suspect that holds
 _AS_CUT = 0.2  # of the shift that truncation makes, how far one may be off
 _IN_FLOAT32 = (  # what is said of such numbers of float64, and their cause
@@ -259,7 +260,7 @@ def explain_gradients(
             if x != name and "NaN" in text
         ]
         seen = [] if suspects else list(list_seen(problem, samples[name], exact[name]))
-        remarks = [*nan, *seen, *verdict.remarks]
+        remarks = [*nan, *seen, *(x for x in verdict.remarks if not (suspects and _NO_KERNEL in x))]
         if not suspects:
             about = problem, parts[name].numbers, samples[name]
             held = name_empty_rows(*about) or name_copies(*about, by, verdict.dtype)
