@@ -14,9 +14,8 @@ import click
 from .._version import __version__
 from ..arrays.words import close
 from .options import Unusable, examples, known_option, needed, one_line
-from .process import INTERRUPTED
 from .progress import Work, notice
-from .streams import drop_unread, unread
+from .streams import INTERRUPTED, drop_unread, unread
 
 # Commands: module and function, imported when they run, and the line of `refattn --help`.
 COMMANDS = {

@@ -21,15 +21,14 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 from ..arrays.words import ending
-from .streams import drop_unread, open_closed
+from .streams import INTERRUPTED, drop_unread, open_closed
 
 if TYPE_CHECKING:
     import click
 
 
 _MISTAKE = 70  # EX_SOFTWARE of sysexits.h
-INTERRUPTED = 128 + 2
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main() -> None:
@@ -52,11 +51,11 @@ def _run_commands() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # characters that it does not have
     try:
-        for number in _SIGNALS:
+        for number in _STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, _interrupt)
         if os.name == "posix":
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
         commands()(prog_name="refattn")
     except KeyboardInterrupt:  # before a command has begun
         sys.stderr.write("Aborted!\n")
@@ -102,7 +101,7 @@ def _check_in_a_process(words: list[str]) -> int:
             given, _, status = ours.recv(len(proof) + 4).partition(b" ")
             if given == proof:
                 return int(status)
-    if -ended in _SIGNALS:
+    if -ended in _STOP_SIGNALS:
         return 128 - ended
     _report_lost(ended)
     return 2
@@ -111,9 +110,9 @@ def _check_in_a_process(words: list[str]) -> int:
 def _wait_for(command: list[str], number: int) -> int:
     """Run a command that gets a file descriptor, and hand on the signals that would end it."""
     # Neither process is interrupted before it knows what to do then.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     with subprocess.Popen(command, pass_fds=[number]) as running:
-        for each in _SIGNALS:
+        for each in _STOP_SIGNALS:
             if signal.getsignal(each) != signal.SIG_IGN:
                 signal.signal(each, lambda number, _: running.send_signal(number))
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -31,7 +31,7 @@ def test_an_interrupt_ends_the_process_that_imports(monkeypatch):
     ended = []
     monkeypatch.setattr(isolation._Worker, "start", lambda self: None)
     monkeypatch.setattr(isolation._Worker, "ask", interrupted)
-    monkeypatch.setattr(isolation._Worker, "end", ended.append)
+    monkeypatch.setattr(isolation._Worker, "end", lambda self: ended.append(self))
     with pytest.raises(KeyboardInterrupt):
         isolation.Elsewhere(len)
     assert len(ended) == 1
