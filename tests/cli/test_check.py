@@ -129,6 +129,23 @@ def test_diagnosis_of_a_spec():
     assert "--list-specs" in shown("check", "--help")
 
 
+@posix
+@pytest.mark.long
+def test_the_module_of_a_candidate_may_register_its_estimator(forked):
+    """The report has the name by which it was asked for."""
+    Path("own.py").write_text(
+        "import refattn\nfrom refattn.registry import Estimator, register\n"
+        "fn = lambda q, k, v: refattn.softmax_attention(q, k, v)\n"
+        "register(Estimator('own', fn, refattn.naive.softmax_attention, traits=['normalised']))\n",
+        "utf-8",
+    )
+    done = forked("check", "own:fn", "--estimator", "own", "--check", "contract")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("PASS: fn as own (")
+    assert "imported  the process that judges the candidate imported its module" in done.stdout
+    assert "got 'owns'" in forked("check", "own:fn", "--estimator", "owns").stderr
+
+
 @pytest.mark.long
 def test_a_candidate_hanging_in_compiled_code_does_not_abort_the_exit():
     pytest.importorskip("torch")

@@ -24,6 +24,7 @@ from ..candidate.failures import Beyond, Failure, Refusal, WrongRecord
 from ..candidate.isolation import Crash, Elsewhere, isolated
 from ..candidate.limits import leaving_out, sizes
 from ..candidate.tags import CHOICES, LISTING, write_tag
+from ..checks.recovery import refuse_other_formulas
 from ..checks.trials import CHECKS, Check, CheckRun, attends
 from ..truth.allowed import largest_exponent
 from .advice import advise
@@ -155,6 +156,7 @@ def check(
     """
     adapter = _adapter_of(fn, estimator, capabilities, tags)
     _usable(adapter)
+    refuse_other_formulas(adapter)
     arrays_checks.choice("level", level, LEVELS)
     alpha = arrays_checks.real("alpha", alpha, positive=True)
     if alpha >= 1:
