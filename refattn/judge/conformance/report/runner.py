@@ -120,10 +120,10 @@ def check(
     checks : iterable of str, optional
         Run these only.
     time_limit : float, optional
-        Seconds for the whole run; by default 120, or 600 at level full. The calls of a check may
-        take half of its share of the remaining time; slow candidates get fewer seeds. When the time
-        is over, a check fails if the candidate seems to hang, and is underpowered if it is only
-        slow; the remaining checks are not run.
+        Seconds for the whole run, also for the import of an isolated candidate; by default 120, or
+        600 at level full. A check may take half of its share of the remaining time; slow candidates
+        get fewer seeds. When the time is over, a check fails if the candidate seems to hang, and is
+        underpowered if it is only slow; the remaining checks are not run.
     isolate : bool
         Call the candidate in its own process. A crash of that process is a failure of the check
         that ran, and the remaining checks are not run. The process must be able to import the
@@ -177,11 +177,11 @@ def check(
         chosen = {name: c for name, c in chosen.items() if name in names}
     results: list[Result] = []
     trials: list[CheckRun] = []
-    stopped, beyond = "", {}
     context = isolated if isolate or isinstance(adapter.fn, Elsewhere) else nullcontext
+    start = adapter.fn.start if isinstance(adapter.fn, Elsewhere) else time.monotonic()
+    end, most = start + limit, _BUDGET[level] * max(1.0, limit / TIME_LIMITS[level])
+    stopped, beyond, times = "", dict[str, str](), dict[Any, list[float]]()
     with context(adapter) as candidate:
-        start, times = time.monotonic(), dict[Any, list[float]]()
-        end, most = start + limit, _BUDGET[level] * max(1.0, limit / TIME_LIMITS[level])
         for i, item in enumerate(track(list(chosen.values()))):
             left = max(end - time.monotonic(), 0.0)
             # Laws use all the time that they are given, so they share what is left.

@@ -152,14 +152,16 @@ def test_a_slow_callable_is_underpowered(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("tags", "advised"),
+    ("tags", "threads", "advised"),
     [
-        ({}, False),
-        ({"library": "torch"}, True),
-        ({"library": "torch", "device": "cuda:0"}, False),
+        ({}, "2", False),
+        ({"library": "torch"}, "2", True),
+        ({"library": "torch"}, "1", False),
+        ({"library": "torch", "device": "cuda:0"}, "2", False),
     ],
 )
-def test_threads_of_torch_are_an_advice_on_a_cpu(tags, advised):
+def test_threads_of_torch_are_an_advice_on_a_cpu(monkeypatch, tags, threads, advised):
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
     trial = trials.CheckRun(of(plain, "softmax", **tags), "causal", 0, reached=0.5)
     weak = runner.Result("causal", "", "identity", "UNDERPOWERED")
     text = advise([weak], [trial], {"quick": 2000}, "quick", 120.0, 118.0)
