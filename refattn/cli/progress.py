@@ -150,7 +150,8 @@ class Work:
 def checking(checks: Sequence[Any], most: float = 0.0) -> Iterator[Any]:
     """Name each check while it runs, with its number and the time so far, on a terminal.
 
-    Elsewhere there is a line now and then. On both, the limit of time is printed when some is over. A candidate may close or replace the streams of Python.
+    Elsewhere there is a line now and then. On both, the limit of time is printed when some is over.
+    A candidate may close or replace the streams of Python.
     """
     announced = _announced(checks, most)
     if not os.isatty(2):

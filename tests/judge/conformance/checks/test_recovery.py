@@ -41,7 +41,9 @@ def test_a_formula_of_other_features_is_refused(monkeypatch):
 
     def centred(q, k, v, *, less=1.0, **options):
         k = k - less * np.mean(k, -2, keepdims=True)
-        return refattn.naive.random_feature_attention(q, k[..., ::-1, :], v[..., ::-1, :], **options)
+        return refattn.naive.random_feature_attention(
+            q, k[..., ::-1, :], v[..., ::-1, :], **options
+        )
 
     record = ESTIMATORS["rfa"]._replace(name="centred", naive=centred)
     monkeypatch.setitem(ESTIMATORS._records, "centred", record)
