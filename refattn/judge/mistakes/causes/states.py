@@ -28,7 +28,9 @@ _FAR_LEFT = 0.25  # largest share of the squared error that a cause may leave
 _MOST_BY_FACTORS = 0.99  # of the squared error, at least, if each row has a factor
 _SURE = 1e-6  # p-value, at most, of digits that a cause is seen by
 _SQUARE = 4.0  # largest mean square of z if a cause holds
-_USUAL = 1.6  # median of mean squares of z of rows, at most, if the state is rounded at each token
+_AS_PREDICTED = (
+    1.6  # median of mean squares of z of rows, at most, if the state is rounded at each token
+)
 _SMALL = 0.01  # of a factor, or its distance from 1: below it, that counts as 0
 _ON_GRID = 2.0**-20  # relative distance of an exact number from a narrow one that it is taken for
 
@@ -128,7 +130,7 @@ def _keep_at_chunks(x: TokenArrays, size: int) -> dict[str, Any]:
     return {"log_decay": np.where(first, 0.0, x["log_decay"])}
 
 
-def _round(x: TokenArrays, words: str, form: str) -> dict[str, Any]:
+def _round_decays(x: TokenArrays, words: str, form: str) -> dict[str, Any]:
     """Round decays, or their logarithms, and factors to a type, those that words name."""
     to, g = FORMATS[form].round, x["log_decay"]
     with np.errstate(divide="ignore"):
@@ -139,7 +141,7 @@ def _round(x: TokenArrays, words: str, form: str) -> dict[str, Any]:
 
 def _list_rounded(*called: str) -> dict[str, Change]:
     forms = product(called, ("bfloat16", "float16"))
-    return {f"{x} rounded to {y}": partial(_round, words=x, form=y) for x, y in forms}
+    return {f"{x} rounded to {y}": partial(_round_decays, words=x, form=y) for x, y in forms}
 
 
 def _clip(x: TokenArrays, size: int, most: float) -> dict[str, Any]:
@@ -461,7 +463,7 @@ def _list_narrow(
         for x, out in got.items():
             rows = problem.recurrence(x, narrow).rows
             usual = np.median(np.mean(np.square(rows.errors(out) / rows.std), -1))
-            if not 1 / _USUAL < usual < _USUAL:
+            if not 1 / _AS_PREDICTED < usual < _AS_PREDICTED:
                 return
     yield left, text
 
@@ -495,9 +497,8 @@ def _list_started(problem: Problem, got: Mapping[Index, Doubles]) -> Iterator[Ca
     if not np.all(np.isfinite(found)) or np.any(np.abs(found) <= _SMALL):
         return
     mean = float(np.mean(found))
-    if len(found) == min(math.prod(problem.lead), _WORST_HEADS) and np.ptp(found) <= _SMALL * abs(
-        mean
-    ):
+    started = sum(np.any(problem.read(x)["initial_state"]) for x in np.ndindex(problem.lead))
+    if (len(found) > 1 or started == 1) and np.ptp(found) <= _SMALL * abs(mean):
         yield Cause(_STARTED.format(f"{mean:.4g}"), _take_started(problem, {}, mean))
         return
     words = ", ".join(f"{c:.4g} in head {place(x)}" for x, c in sorted(factors.items()))

@@ -22,15 +22,15 @@ Added = Callable[[Index], Doubles]  # to the exact result of a head
 Pass = Callable[[Doubles, int, int], tuple[Any, Any, Any]]
 
 
-def _over(g: Doubles) -> Doubles:
+def _decay_over(g: Doubles) -> Doubles:
     """Return the decay over a whole chunk, (d or 1, 1)."""
     return np.exp(g[-1:]).T
 
 
 _TO_END = "the decay from a token to the end of its chunk"
 _PASSED: Mapping[str, Pass] = {
-    f"{_TO_END} is left out": lambda g, d, c: (_over(g), 1.0, 1.0),
-    f"{_TO_END} is that from its start": lambda g, d, c: (_over(g), np.exp(g), 1.0),
+    f"{_TO_END} is left out": lambda g, d, c: (_decay_over(g), 1.0, 1.0),
+    f"{_TO_END} is that from its start": lambda g, d, c: (_decay_over(g), np.exp(g), 1.0),
     "the decay of the state over the chunk is left out": lambda g, d, c: (
         1.0,
         np.exp(g[-1:] - g),
@@ -40,17 +40,17 @@ _PASSED: Mapping[str, Pass] = {
 }
 _BY_COLUMN: Mapping[str, Pass] = {
     f"{_TO_END} is read by the column of v, not by the token": lambda g, d, c: (
-        _over(g),
+        _decay_over(g),
         1.0,
         np.exp(g[-1:] - g[:c]).T,
     ),
     f"{_TO_END} is read by the column of k, not by the token": lambda g, d, c: (
-        _over(g),
+        _decay_over(g),
         np.exp(g[-1:] - g[:d]).T,
         1.0,
     ),
 }
-_READ = {
+_READ_OF = {
     "after its chunk of {}, not before it: tokens of the chunk count once more": 1,
     "one chunk of {} too early": -1,
 }
@@ -64,9 +64,9 @@ def list_handed_on(problem: Problem) -> Iterator[tuple[str, Added]]:
     decays = [problem.read(x)["log_decay"] for x in np.ndindex(problem.lead)]
     starts = {n}
     for size in (x for x in CHUNK_SIZES if x < n):
-        for words, by in _READ.items() if problem.of == "out" else ():
+        for words, by in _READ_OF.items() if problem.of == "out" else ():
             text = f"a query reads the state {words.format(size)}"
-            yield text, partial(_read_other, problem, size, by)
+            yield text, partial(_read_late, problem, size, by)
         by_column = decays[0].shape[-1] == 1 and size >= max(d, d_v)
         wrong = {**_PASSED, **(_BY_COLUMN if by_column else {})} if np.any(decays) else {}
         for text, change in wrong.items():
@@ -79,7 +79,7 @@ def list_handed_on(problem: Problem) -> Iterator[tuple[str, Added]]:
         starts.add(last)
 
 
-def _read_other(problem: Problem, size: int, by: int, index: Index) -> Doubles:
+def _read_late(problem: Problem, size: int, by: int, index: Index) -> Doubles:
     """Let queries read the state of another chunk, with the decays from the start of their own."""
     x = problem.read(index)
     tokens = steps_of(x, problem.scale).cut(size, np)
