@@ -47,6 +47,20 @@ def test_a_wrong_kernel_fails(name, wrong):
     assert verify(**estimators.draw(name, "float32", "float32", 0, wrong=wrong)).verdict == "FAIL"
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong", "words"),
+    [
+        ("performer-relu", "epsilon", "added to features of keys, not to those of queries"),
+        ("ra", "norms", "|k|^2/2 is not subtracted"),
+        ("eva", "norms", "too much in their chunk"),
+        ("second-order", "norms", "the variance of scores is not halved"),
+    ],
+)
+def test_a_known_bug_is_named(name, wrong, words):
+    found = verify(**estimators.draw(name, "float32", "float32", 0, wrong=wrong))
+    assert words in found.suspects[0].text
+
+
 @pytest.mark.parametrize("name", estimators.NAMES)
 def test_a_wrong_scale_fails(name):
     # With ReLU a scale is one of the constant that is added.

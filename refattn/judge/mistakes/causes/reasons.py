@@ -34,6 +34,7 @@ from ..defects.catalogue import Mutant
 from ..operators.exponentials import is_of_weights, rounds_weights
 from ..operators.grids import find_grid
 from .alternatives import list_alternatives
+from .edited import list_like
 from .fitted import name_copies, name_dropout
 from .gradients import explain_backward
 from .normalisers import share_of_offset
@@ -145,7 +146,9 @@ def explain(
         )
         looked = round(verdict.looked_at * wrong.size)
         words = ", ".join([f"{wrong.sum():,} of {looked:,} rows", *list_rows(problem, wrong)])
-        return verdict._replace(suspects=fits, remarks=remarks, place=words * bool(verdict.rows))
+        found = [as_suspect(f"agrees if {x}") for x in list_like(problem, numbers.out)]
+        place = words * bool(verdict.rows)
+        return verdict._replace(suspects=[*found, *fits], remarks=remarks, place=place)
     if problem.kind != "scores":
         # Features have no scores: where products are positive, their logarithms stand for these.
         found = list(_explain_features(problem, numbers, profiles, verdict))
