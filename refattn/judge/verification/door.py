@@ -9,7 +9,7 @@ from typing import Any
 
 from ...arrays import checks, qkv
 from ...arrays.library import Doubles
-from ...arrays.stored import mask_of_members
+from ...arrays.stored import SCALES, mask_of_members
 from ...arrays.words import with_known_keywords
 from ...features import elu_features
 from ...files.sequences import Sequences, take_sequences
@@ -172,7 +172,8 @@ def verify(
         `narrow_sums` if other narrow sums may pass as well.
     q_scale, k_scale, v_scale : float or arrays, optional
         Factors on arrays in 8 bits: one number, or arrays of shape (..., heads), (..., n), or with
-        all axes of the array, for each head, token, block of tokens or columns, or element.
+        all axes of the array, for each head, token, block of tokens or columns, or element; of a
+        paged cache also (blocks, heads), or with its four axes.
     empty_rows : {"zero", "nan", "mean", "any", "undefined"}
         Output of the kernel for a query that sees no key: 0 with a log normaliser of -inf, NaN,
         the mean of all values, or anything ("any" and "undefined" are the same).
@@ -254,7 +255,10 @@ def verify(
         masked = raw | ({} if mask is None else {"mask": mask})
         sequences = take_sequences(masked, offsets)
         mask = masked.pop("mask", None)
-        return view_heads_first(masked, layout) if sequences else masked
+        if not sequences:
+            return masked
+        own = {x: masked.pop(x) for x, y in raw.items() if x in SCALES.values() and masked[x] is y}
+        return view_heads_first(masked, layout) | own  # which have heads first
 
     of_inputs = {x: arrays[x] if offsets else views[x] for x in "qkv"}
     inputs = read_inputs(of_inputs, views.get("out"), dtype, scales, lay_out)
