@@ -198,6 +198,11 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
     if left is not None or right is not None:
         words = "all queries have the window of the last query"
         yield Alternative(words, problem, lambda x: band(x._replace(i=0 * x.i + x.n - 1)))
+        for words, row in (("first", 0), ("last", n - 1)) if left is not None else ():
+            text = f"the windows of all queries start where that of the {words} query does"
+            free = show_band(problem._replace(window=(None, right)))
+            seen = partial(_show_from, free, row + m - n - left)
+            yield Alternative(text, problem, seen)
         if n != m:
             words = "the window is aligned to the first key, not to the last"
             yield Alternative(words, problem, lambda x: band(x._replace(n=x.m)))
@@ -226,6 +231,10 @@ def _show_wrapped(x: Place, band: Callable[[Place], Seen], wrap: Callable[[Place
     return band(wrap(x))
 
 
+def _show_from(band: Callable[[Place], Seen], start: int, x: Place) -> Seen:
+    return np.asarray(band(x) & (x.j >= start))
+
+
 def _show_blocks(x: Place, size: int, last: int, left: int | None) -> Seen:
     level = x.i + x.m - x.n
     seen: Seen = x.j <= level // size * size + last
@@ -242,6 +251,9 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
         for words, at in list_other_heads(problem):
             taken = problem.with_arrays_of([name], at)
             yield Alternative(f"the {name} is read from {words}", taken)
+        if name == "bias":
+            text = "the bias has the wrong sign"
+            yield Alternative(text, problem, bias=lambda _, at, x: np.where(np.isinf(x), x, -x))
         if n == m:
             text = f"the {name} is transposed"
             yield Alternative(text, problem.replaced(name, lambda _, x: x.T))
