@@ -18,7 +18,15 @@ from ...rounding.profiles import PROFILES, Profile
 from ...rounding.roundings import Roundings
 from ...verification.choice import ProfileChoice, choose_profiles, usual_profiles
 from ...verification.empty_rows import find_empty, find_unseen, say_how_to_accept
-from ...verification.findings import LOGARITHMS, Finding, Numbers, Part, Suspect, name_number
+from ...verification.findings import (
+    LOGARITHMS,
+    Finding,
+    Numbers,
+    Part,
+    Suspect,
+    name_number,
+    name_span,
+)
 from ...verification.verdict import Verdict, list_few_rows
 from ...verification.worst import find_worst
 from ...verification.z_scores import mean_square
@@ -161,6 +169,8 @@ def explain(
         # Numbers that are wrong were searched first; those that are NaN may have another cause.
         alone = search_causes(*about, strange_alone=True)
         found, sample = alone if alone[0] else ([], sample)
+    if failed != "lse" and not any(x.name == _CAUSE for x in found):
+        found = _search_columns(problem, numbers, profiles, rest, sample) or found
     if failed == "lse":
         share = 0.0 if found else share_of_offset(problem, sample)
         fits = [x._replace(explained=share) for x in fits if share >= _MOST]
@@ -191,6 +201,33 @@ def explain(
         suspects = name_dropout(problem, sample)
     suspects = suspects or name_seen([*sample.remarks, *strange, *verdict.remarks, *seen])
     return verdict._replace(suspects=suspects, place=at, remarks=remarks)
+
+
+def _search_columns(
+    problem: Problem,
+    numbers: Numbers,
+    profiles: Mapping[str, Profile],
+    rest: tuple[str, str, Index, bool],
+    sample: Sample,
+) -> list[Suspect]:
+    """Search causes in the wrong columns alone, without those that are 0."""
+    got = [x.got[x.wrong] for x in sample.heads]
+    written = np.any(np.concatenate(got), 0) if got else sample.columns
+    kept = sample.columns & written
+    if kept.all() or not kept.any():
+        return []
+    alone = problem.replaced("v", lambda _, v: v[:, kept])
+    alone = alone._replace(shape=(*problem.shape[:2], int(np.sum(kept))))
+    of_kept = numbers._replace(out=lambda at: numbers.out(at)[:, kept], lse=None)
+    dtype, failed, where, sized = rest
+    where = (*where[:-1], int(np.sum(kept[: where[-1]])) % alone.shape[2]) if where else where
+    found, _ = search_causes(alone, of_kept, profiles, dtype, failed, where, sized)
+    spans = [np.flatnonzero(x) for x in (sample.columns, sample.columns & ~written)]
+    some, zero = (name_span("columns", x) if len(x) else "" for x in spans)
+    there = f", but only in {some}" * (not sample.columns.all()) + f", and {zero} are 0" * bool(
+        zero
+    )
+    return [x._replace(text=x.text + there) for x in found if x.name == _CAUSE]
 
 
 @_ends_no_verdict("verdicts")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ def list_reads(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alterna
         *(Map(write_shift("@", by), partial(np.add, by)) for by in _SHIFTS),
     ]
     for array in _list_placed(problem, x):
-        one, name, last = ("key", "j", m - 1) if array.keys else ("query", "i", n - 1)
+        one, called, last = ("key", "j", m - 1) if array.keys else ("query", "i", n - 1)
         places = np.arange(m) if array.keys else x.rows.queries
         off = []
         for rule in rules:
@@ -39,12 +40,28 @@ def list_reads(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alterna
                 z = divide(differ(x.got, array.apply(read)), sizes)
             off.append(np.sum(z * z) if np.any(read != places) else np.inf)
         for at in np.argsort(off, kind="stable")[:_NEAREST]:
-            text = f"{one} {name} has the {array.called} of {one} {rules[at].named(name)}"
+            text = f"{one} {called} has the {array.called} of {one} {rules[at].named(called)}"
             yield Alternative(text, array.change(partial(_stay_within, rules[at].of, last)))
+            if array.next_heads and np.any(rules[at].of(np.arange(last + 1)) > last):
+                past = problem
+                for name in array.next_heads:
+                    past = past.replaced(name, partial(_read_past, problem, name, rules[at].of))
+                yield Alternative(f"{text} (past the end of a head, of the next head)", past)
 
 
 def _stay_within(of: Callable[[Places], Places], last: int, x: Places) -> Places:
     return np.clip(of(x), 0, last)
+
+
+def _read_past(
+    problem: Problem, name: str, of: Callable[[Places], Places], index: Index, x: Doubles
+) -> Doubles:
+    """Read rows at other places of all heads one after another; after the last comes the first."""
+    shared = problem.lead[-1] // problem.key_heads if name in "kv" and problem.key_heads else 1
+    heads, rows = np.divmod(of(np.arange(len(x))), len(x))
+    heads = (problem.number(index) // shared + heads) % (math.prod(problem.lead) // shared) * shared
+    every = {h: problem.read(problem.index_of(h))[name] for h in np.unique(heads).tolist()}
+    return np.stack([every[h][r] for h, r in zip(heads.tolist(), rows.tolist(), strict=True)])
 
 
 class Placed(NamedTuple):
@@ -54,6 +71,7 @@ class Placed(NamedTuple):
     keys: bool  # whether it is of keys, not of queries
     apply: Callable[[Places], Doubles]  # some rows, if their keys or they read these places
     change: Callable[[Callable[[Places], Places]], Problem]  # to other places, by a map
+    next_heads: str = ""  # the names of what may be read in the next head, too
 
 
 def _list_placed(problem: Problem, x: Sampled) -> Iterator[Placed]:
@@ -87,9 +105,9 @@ def _list_placed(problem: Problem, x: Sampled) -> Iterator[Placed]:
         return attend(score_all(other), bias, values)
 
     for names, called in _OF_KEYS.items():
-        yield Placed(called, True, partial(read, names), partial(_read_rows, problem, names))
+        yield Placed(called, True, partial(read, names), partial(_read_rows, problem, names), names)
     of_queries = partial(_read_rows, problem, "q")
-    yield Placed("query", False, lambda i: of_scores(arrays["q"][i], head.k[:m]), of_queries)
+    yield Placed("query", False, lambda i: of_scores(arrays["q"][i], head.k[:m]), of_queries, "q")
     if "bias" in arrays:
         whole, change = arrays["bias"], partial(_read_rows, problem, "bias")
         yield Placed("bias", True, lambda j: attend(bare, bias[:, j], v), partial(change, axis=1))
