@@ -63,7 +63,7 @@ _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
 _AS_WELL = 0.005  # the same of a scale beside a cause that holds
 _MOST_REST = 16.0  # the same, up to which a factor is one
-_NEARLY = 0.99  # of the error, at least, where a derivative leaves more than roundings
+_LEAST_DERIVED = 0.99  # of the error, at least, where a derivative leaves more than roundings
 _NEARLY_ALL = 1 - 1e-5  # of the error: what is left is what tests allow, as slack
 _SMALL_REST = 1.5  # mean square of z up to which a fit to the derivatives leaves roundings only
 _LINEAR_NAMES = ("factor", "truncated", "lse", "delta")  # derivatives to these hold for any size
@@ -437,7 +437,7 @@ def tidy_fits(verdict: Verdict, failed: str) -> list[Suspect]:
         # A factor is the same for errors of any size: one that leaves more than roundings is none.
         # What is not linear leaves some by its second derivative; one that leaves more is another.
         rest = square * (1 - min(x.explained, 1.0)) / max(1.0, abs(1 + x.estimate)) ** 2
-        nearly = _NEARLY_ALL if x.name == "factor" else _NEARLY
+        nearly = _NEARLY_ALL if x.name == "factor" else _LEAST_DERIVED
         none = rest > _MOST_REST and x.explained < nearly
         if share >= _MOST and not none:
             fits.append(x._replace(explained=share, text=text))

@@ -18,7 +18,7 @@ from ..causes.wrong_rows import Sampled, differ, divide, row_sizes, thin
 Sources = npt.NDArray[np.int64]
 _ROWS, _FEWEST_ROWS, _HEADS = 8, 4, 32  # by which columns are known; and heads, at most
 _MOST_OFF = 4.0  # mean square of z of a column
-_SPANS_NAMED = 3
+_COLUMNS_NAMED = 3
 
 
 def list_columns(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Iterator[Alternative]:
@@ -44,7 +44,7 @@ def list_columns(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Ite
         at, columns = np.divmod(best, d)
         read[x.rows.at] = np.array([heads.index(order[h]) for h in at]) * d + columns
     if words := _name_columns(problem, read, heads):
-        moved = problem.replaced("v", partial(_gather, problem, read, heads))
+        moved = problem.replaced("v", partial(_take_columns, problem, read, heads))
         yield Alternative(f"values have the columns of others: {words}", moved)
 
 
@@ -55,7 +55,7 @@ def _take_values(problem: Problem, of: Index, at: Index) -> Doubles:
     return values / arrays["v_scale"] * own["v_scale"] if "v_scale" in own else values
 
 
-def _gather(
+def _take_columns(
     problem: Problem, read: Mapping[Index, Sources], heads: Sequence[Index], at: Index, x: Doubles
 ) -> Doubles:
     if at not in read:
@@ -74,4 +74,4 @@ def _name_columns(problem: Problem, read: Mapping[Index, Sources], heads: Sequen
             if (heads[source], first) != (at, span[0]):
                 here, there = (f"{x} to {x + len(span) - 1}" for x in (span[0], first))
                 words.append(f"{here} of head {place(at)} are {there} of {place(heads[source])}")
-    return ", ".join(words[:_SPANS_NAMED]) + " and so on" * (len(words) > _SPANS_NAMED)
+    return ", ".join(words[:_COLUMNS_NAMED]) + " and so on" * (len(words) > _COLUMNS_NAMED)
