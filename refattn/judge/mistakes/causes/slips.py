@@ -66,7 +66,7 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
         text = f"the output overflows float16 before it is divided (tiles of {size} keys)"
         yield Alternative(text, problem, compute=partial(_overflow_in_tiles, size=size))
     for called, edges in list_parts(problem):
-        for words, weigh in (MERGED_PARTS | ADDED_PARTS).items():
+        for words, weigh in (MERGED_PARTS | _SUMS).items():
             merge = partial(merge_parts, edges=edges, weigh=weigh, is_mean=words in MERGED_PARTS)
             yield Alternative(f"{called} are merged {words}", problem, compute=merge)
     # A maximum may start at a number instead of -inf, and that may be above all scores.
@@ -350,7 +350,7 @@ MERGED_PARTS: dict[str, Callable[[Doubles, Doubles], Doubles]] = {
     "with weights lse, not e^lse": lambda lse, top: finite(lse),
     "with weights e^(lse - largest score), not e^lse": lambda lse, top: np.exp(finite(lse - top)),
 }
-ADDED_PARTS: dict[str, Callable[[Doubles, Doubles], Doubles]] = {
+_SUMS: dict[str, Callable[[Doubles, Doubles], Doubles]] = {
     "without weights: outputs are added": lambda lse, top: np.where(np.isfinite(lse), 1.0, 0.0),
     "and divided by their number, not by the sum of their weights": lambda lse, top: (
         np.exp(lse - np.max(lse, 0)) / len(lse)

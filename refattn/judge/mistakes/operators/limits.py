@@ -205,6 +205,9 @@ def list_mask_ends(
             by = {at: x[0] for at, x in shifts.items()}
             each = [f"{_say_late(c)} in batch member {place(at)}" for at, c in by.items() if c]
             text = f"the mask {words} {', '.join(each) if problem.lead[1:] else _say_late(by[()])}"
+            ends = {int(y[0]) + by[at] + 1 for at, x in by_member.items() for _, y in x if by[at]}
+            if turn > 0 and len(each) > 1 and max(by.values()) < (size := math.gcd(*ends)):
+                text += f": at the next multiple of {size} keys" * (min(by.values()) >= 0)
             shown = partial(_show_to, turn, by, 0)
             yield Alternative(text, problem.replaced("mask", shown))
 

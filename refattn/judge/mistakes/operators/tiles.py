@@ -19,7 +19,6 @@ from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
 from ..causes.sampled import Alternative, Result, Rows, attend, take_rows
 from ..causes.slips import (
-    ADDED_PARTS,
     MERGED_PARTS,
     TILE_SIZES,
     attend_by,
@@ -50,11 +49,11 @@ def list_interleaved(problem: Problem) -> Iterator[Alternative]:
         of_key = np.arange(m) // block % parts
         edges = np.searchsorted(np.sort(of_key), np.arange(parts)).tolist()
         called = "keys" if block == 1 else f"blocks of {block} keys"
-        for words, weigh in (MERGED_PARTS | ADDED_PARTS).items():
+        for words, weigh in MERGED_PARTS.items():
             merge = partial(
                 _merge_in_turn,
                 order=np.argsort(of_key, kind="stable"),
-                merge=partial(merge_parts, edges=edges, weigh=weigh, is_mean=words in MERGED_PARTS),
+                merge=partial(merge_parts, edges=edges, weigh=weigh, is_mean=True),
             )
             text = f"{parts} parts of the keys, to which {called} go in turn, are merged {words}"
             yield Alternative(text, problem, compute=merge)
