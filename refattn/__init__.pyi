@@ -36,6 +36,7 @@ from .estimators import mean_of_ratios_attention as mean_of_ratios_attention
 from .estimators import random_feature_attention as random_feature_attention
 from .estimators import randomized_attention as randomized_attention
 from .estimators import recurrent_attention as recurrent_attention
+from .estimators import relu_feature_attention as relu_feature_attention
 from .estimators import sampled_key_attention as sampled_key_attention
 from .estimators import second_order_attention as second_order_attention
 from .files.sample import load_sample as load_sample

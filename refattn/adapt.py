@@ -233,11 +233,6 @@ def oprf(q: Array | Moments, k: Array | Moments, *, scale: float | None = None) 
     sampling.Gaussian
         Proposal with mean 0 (..., d) and cov (..., d, d).
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `fit`.
-
     Examples
     --------
     >>> import numpy as np
@@ -296,7 +291,8 @@ def saderf(q: Array | Moments, k: Array | Moments, *, scale: float | None = None
     .. math:: A = \mathrm{diag}(\Psi), \qquad \Psi_l = \left(E k_l^2 / E q_l^2\right)^{1/4}
 
     Among diagonal gauges, this one minimises E|A q + A^{-1} k|^2 if queries or keys have mean 0. In
-    this gauge the proposal is that of `oprf`. Likhosherstov et al., arXiv:2302.00787.
+    this gauge the proposal is that of `oprf`. Likhosherstov et al., arXiv:2302.00787. The
+    gauge with N(0, I) gives complex exponentials of a real diagonal matrix, arXiv:2110.04367.
 
     Parameters
     ----------
@@ -397,7 +393,7 @@ def expected_log_excess(
     Raises
     ------
     TypeError, ValueError
-        As in `oprf`, and if `proposal` is not a Gaussian over vectors of length d.
+        As in `fit`, and if `proposal` is not a Gaussian over vectors of length d.
 
     Examples
     --------

@@ -76,6 +76,10 @@ def omega_only(p):
     return {"omega": frequencies(p)["omega"]}
 
 
+def projection(p):
+    return omega_only(p) | {"kernel_epsilon": 0.125}
+
+
 def own_frequencies(p):
     return {"omega": draw(p.rng, *heads_or_none(p), p.q.shape[-2], 2, p.q.shape[-1])}
 
@@ -140,6 +144,13 @@ def above_zero(p):
     """Features that are 0 below: queries and keys are made positive."""
     p.q[...], p.k[...] = np.abs(p.q), np.abs(p.k)
     return {"feature_map": features.relu_features}
+
+
+def projected_atol(p, options):
+    """Of features: a unit of the largest projection over the constant that is added to each."""
+    longest = np.max(np.linalg.norm(p.wide(options["omega"]), axis=-1))
+    largest = max(np.max(np.linalg.norm(p.wide(x), axis=-1), initial=0.0) for x in (p.q, p.k))
+    return (1 + longest * largest / options["kernel_epsilon"]) * problems.values_atol(p)
 
 
 def mapped_atol(p, options):
@@ -222,7 +233,7 @@ SOFTMAX, RFA, LINEAR = "softmax_attention", "random_feature_attention", "linear_
 IS, RA, MEAN = "importance_sampled_attention", "randomized_attention", "mean_of_ratios_attention"
 LARA, EVA, SECOND = "linear_randomized_attention", "eva_attention", "second_order_attention"
 CORESET, SAMPLE = "coreset_attention", "sampled_key_attention"
-LOCAL = "local_random_feature_attention"
+LOCAL, RELU = "local_random_feature_attention", "relu_feature_attention"
 SLOPE = partial(features.elu_features, alpha=0.1)
 TAYLOR = partial(features.taylor_features, degree=2)
 POLYNOMIAL = partial(features.polynomial_features, degree=4)
@@ -279,6 +290,10 @@ CASES = {
     **{f"linear {x}": case(LINEAR, mapped(x), mapped_atol, lacks=MAPPED)
        for x in ("positive", "hyperbolic", "trigonometric")},
     "linear norms": case(LINEAR, mapped("positive", square_norm=1.0), mapped_atol, lacks=MAPPED),
+    "linear projection": case(RELU, projection, projected_atol),
+    "linear projection drawn": drawn(RELU, num_features=3, rng=1),
+    "linear projection, lags": case(RELU, with_lags(projection), projected_atol,
+                                    lacks="rows deletion"),
     "coreset": case(CORESET, pivots, problems.coreset_atol,
                     lacks="causal rows deletion no-keys digits"),
     "sampled keys": case(SAMPLE, samples, near_and_far_atol, lacks="causal deletion no-keys"),

@@ -28,6 +28,7 @@ CALLS = {
         for x in ("positive", "hyperbolic", "trigonometric")
     ],
     "randomized_attention": [{"omega": Q[:, None] + OMEGA}, {"omega": "mean", "mask": MASK}],
+    "relu_feature_attention": [{"omega": OMEGA, "kernel_epsilon": 0.1, "mask": MASK}],
     "sampled_key_attention": [FEW | {"log_probability": BIAS[0, :2], "mask": MASK}],
     "second_order_attention": [{"window": 2}],
     "softmax_attention": [

@@ -583,6 +583,14 @@ def test_saderf_is_the_best_diagonal_gauge():
     np.testing.assert_array_equal(zero.gauge, np.eye(4))
 
 
+def test_complex_exponentials_are_positive_features_of_the_diagonal_gauge():
+    q, k, v = np.random.default_rng(13).standard_normal((3, 50, 4)) * [1.0, 5.0, 0.1, 2.0]
+    psi = np.diagonal(adapt.saderf(q, k).gauge)
+    want = refattn.random_feature_attention(psi * q, k / psi, v, num_features=8, rng=3)
+    got = registry.ESTIMATORS["cexp"].fn(q, k, v, num_features=8, rng=3)
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
 def test_traced_arrays_are_refused():
     jax = pytest.importorskip("jax")
     with pytest.raises(TypeError, match="call this outside of jit"):

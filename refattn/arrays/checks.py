@@ -249,6 +249,14 @@ def _longdouble(value: Any) -> Any:
     return np.longdouble(value)
 
 
+def at_least_zero(name: str, value: Any, *, like: Array | None = None) -> Any:
+    """Check a finite real number that is at least 0, as `real` does."""
+    number = real(name, value, like=like)
+    if number < 0:
+        raise ValueError(f"`{name}` must be at least 0, got {show(value)}.")
+    return number
+
+
 def generator(rng: Any, name: str = "rng") -> np.random.Generator:
     """Check a source of randomness and return its generator."""
     try:

@@ -46,10 +46,15 @@ def expand_scale(
     """Expand the scale of an array to its axes: one number, or one for each head, token or block.
 
     It broadcasts against the array as a whole, or without its last axis, or has the axes of heads
-    only. With all axes of one of these, a token axis or the last may be cut into equal blocks.
+    only. With all axes of one of these, a token axis or the last may be cut into equal blocks. What
+    has each axis of the array, whole or of length 1, is read so.
     """
     if scale.size == 1:
         return scale.reshape((1,) * len(shape))
+    if len(scale.shape) == len(shape) and all(
+        x in (1, y) for x, y in zip(scale.shape, shape, strict=True)
+    ):
+        return scale
     found: dict[str, Doubles] = {}
     for words, axes in _list_layouts(len(shape), layout):
         expanded = _expand(scale, shape, axes, layout)

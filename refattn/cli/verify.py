@@ -94,7 +94,8 @@ estimator_option = known_option(
     show_default=True,
     help="What was computed: softmax, rfa (omega from FILE, positive features), linear (elu+1), a "
     "recurrence such as gated-delta-rule (beta, log_decay, ... from FILE), or ra, lara, rfa-local, "
-    "importance-sampling, eva, second-order or coreset (omega, centres, indices from FILE).",
+    "performer-relu, importance-sampling, eva, second-order or coreset (omega, centres, indices "
+    "from FILE).",
 )
 dtype_option = click.option(
     "--dtype",
@@ -139,6 +140,12 @@ empty_rows_option = known_option(
     type=int,
     metavar="N",
     help="Number of proposals, for lara.  [default: that of the frequencies]",
+)
+@click.option(
+    "--kernel-epsilon",
+    type=float,
+    metavar="X",
+    help="What is added to features, for performer-relu.  [default: 0.001]",
 )
 @dtype_option
 @profile_option

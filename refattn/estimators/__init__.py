@@ -5,6 +5,7 @@ from .few_keys import coreset_attention as coreset_attention
 from .few_keys import sampled_key_attention as sampled_key_attention
 from .lara import linear_randomized_attention as linear_randomized_attention
 from .linear import linear_attention as linear_attention
+from .linear import relu_feature_attention as relu_feature_attention
 from .near_and_far import eva_attention as eva_attention
 from .near_and_far import local_random_feature_attention as local_random_feature_attention
 from .near_and_far import second_order_attention as second_order_attention

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import checks, qkv
-from ..arrays.arithmetic import Workspace
+from ..arrays.arithmetic import Workspace, clip, multiply
 from ..arrays.heads import group_heads
 from ..arrays.library import Array, as_written, fused, is_numpy_array, own_copy, untraced
 from ..engine import signed
@@ -18,9 +19,10 @@ from ..engine.hops import Keys
 from ..engine.lags import attend_by_lags
 from ..features import Features, elu, elu_features, polynomial_features, relu, relu_features
 from ..numbers.primitives import primitive
-from ..numbers.tape import Traced, given, pull_to_steps
-from ..typing import ArrayT
-from .inputs import group_lags, open_partials
+from ..numbers.tape import Traced, fixed, given, pull_to_steps
+from ..typing import ArrayT, Coupling
+from .inputs import Options, group_lags, open_partials
+from .rfa import prepare_random_features
 
 UserMap = Callable[[Array], Array | Features]
 
@@ -101,6 +103,81 @@ def linear_attention(
     return ungroup(signed.linear_attention(q, keys, features, causal))
 
 
+@as_written
+def relu_feature_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    omega: Array | None = None,
+    num_features: int | None = None,
+    kernel_epsilon: float = 1e-3,
+    coupling: Coupling = "iid",
+    rng: Any = None,
+    scale: float | None = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> ArrayT:
+    r"""Compute linear attention with ReLU features of a random projection (Performer-ReLU).
+
+    .. math::
+        \mathrm{out}_i = \frac{\phi(q_i) \cdot \sum_j \phi(k_j) \, v_j}
+                              {\phi(q_i) \cdot \sum_j \phi(k_j)}, \qquad
+        \phi_s(x) = \max(\omega_s \cdot x, 0) + \epsilon
+
+    Choromanski et al., arXiv:2009.14794, where it is generalised attention with f = ReLU, and
+    epsilon is 0; it is 0.001 in the authors' code and in performer-pytorch. This is no estimate of
+    softmax attention: with many features its kernel is that of arc-cosines. Linear in n and m.
+
+    Parameters
+    ----------
+    q, k, v, omega, num_features, rng, scale, bias, mask, causal
+        As in `random_feature_attention`. Those packages divide `q` and `k` by d^{1/4}, as the
+        default scale does, and draw with the coupling ``"orthogonal"``.
+    kernel_epsilon : float, default 0.001
+        What is added to each feature, at least 0. With 0 a row may be nan: that of a query which
+        has no positive feature in common with its keys.
+    coupling : str, default "iid"
+        How drawn frequencies depend on each other; see `sampling.draw`.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `random_feature_attention`, and if `kernel_epsilon` is negative.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import relu_feature_attention
+    >>> q, k, v = np.array([[1.0]]), np.array([[-1.0], [2.0]]), np.array([[0.0], [1.0]])
+    >>> relu_feature_attention(q, k, v, omega=np.ones((1, 1)), kernel_epsilon=1.0)
+    array([[0.75]])
+    """
+    epsilon = checks.at_least_zero("kernel_epsilon", kernel_epsilon, like=q)
+    options = Options(
+        scale, mask, causal, omega, num_features=num_features, coupling=coupling, rng=rng
+    )
+    inputs = prepare_random_features(q, k, v, options)
+    projection, xp = inputs.samples.omega, inputs.xp
+
+    def phi(x: Array, arrays: tuple[Array, ...], _: Workspace | None) -> Features:
+        own = x.__array_namespace__() if isinstance(x, Traced) else untraced(xp)
+        z = multiply(x, own.matrix_transpose(arrays[0]))
+        return _scale_features(clip(z, 0.0, math.inf, own) + epsilon, own)
+
+    features = signed.Signed(phi, phi, projection.shape[-2], xp=xp, arrays=(projection,))
+    if bias is not None:
+        lags = group_lags(bias, q, k, v, mask)
+        return inputs.ungroup(attend_by_lags(inputs.q, inputs.keys, lags, features, causal, xp))
+    return inputs.ungroup(signed.linear_attention(inputs.q, inputs.keys, features, causal))
+
+
 def prepare_linear(
     q: Array, k: Array, v: Array, feature_map: UserMap, mask: Array | None, causal: bool
 ) -> tuple[Array, Keys, Any, Callable[..., Array]]:
@@ -126,8 +203,7 @@ def map_features(feature_map: UserMap, like: Array, xp: Any) -> signed.Signed:
             return Features(*found)
         if trusted is None:
             return check_features(feature_map(x), x, xp)
-        values = trusted(x, xp, memory=memory)
-        return Features(values, None) if _are_ordinary(values) else _scale_rows(values, xp)
+        return _scale_features(trusted(x, xp, memory=memory), xp)
 
     def phi_q(x: Array, _: tuple[Array, ...], memory: Workspace | None) -> Features:
         values, log_scale = phi(x, _, memory)
@@ -207,12 +283,17 @@ def check_features(phi: Any, x: Array, xp: Any) -> Features:
     return _scale_rows(values, xp)
 
 
+def _scale_features(values: Array, xp: Any) -> Features:
+    """Scale rows of trusted features, or none where all are positive and of ordinary size."""
+    return Features(values, None) if _are_ordinary(values) else _scale_rows(values, xp)
+
+
 def _scale_rows(values: Array, xp: Any) -> Features:
     """Scale rows by their largest features: products neither overflow nor underflow.
 
     Rows of ordinary size are as they are, on NumPy.
     """
-    peak = _largest(values, xp)
+    peak = _largest(fixed(values), xp)  # any scale cancels
     if is_numpy_array(values):
         most = _most_of_ordinary(values.dtype)
         peak = np.where((peak >= 1 / most) & (peak <= most), 1.0, peak)

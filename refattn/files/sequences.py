@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ..arrays import checks
 from ..arrays.library import Floats
+from ..arrays.stored import SCALES, expand_scale
 from . import safetensors
 
 _Integers = npt.NDArray[np.int64]
@@ -31,7 +32,7 @@ class Sequences(NamedTuple):
     The last key is the number of the key that is level with each query, for causal attention and
     windows, among all keys: shape (tokens,), or (batch, n) with blocks. Offsets are where each
     begins among queries and among keys, and their ends: shapes (sequences + 1,), or (batch, 2) with
-    blocks. Of keys in blocks there is the table, and all blocks of keys and of values.
+    blocks. Of keys in blocks there is the table, and all blocks of keys, values and their scales.
     """
 
     last_key: _Integers
@@ -101,6 +102,7 @@ def _take_blocks(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> S
     """Put keys and values (blocks, block size, heads, size) in order, (batch, m, heads, size).
 
     Numbers after the end of a sequence stay, if they are like the others: wrong kernels read them.
+    Scales of blocks, (blocks, heads) or with all axes, are put in order with them.
     """
     called = next((x for x in LENGTHS if x in given), None)
     if called is None:
@@ -139,13 +141,22 @@ def _take_blocks(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> S
     most = min(used + used // 2, table.shape[1]) * size
     cache = {name: arrays[name] for name in "kv"}
     seen = np.arange(most) < lengths[:, None]
-    there = (table >= 0) & (table < count)
+    there = np.where((table >= 0) & (table < count), table, 0)
+
+    def put_in_order(pages: Any) -> Any:
+        found = pages[there] if count else np.zeros((*table.shape, 0))
+        return found.reshape(len(q), table.shape[1] * size, *pages.shape[2:])[:, :most].copy()
+
     for name in "kv":
-        pages: Any = arrays[name]
-        found = pages[np.where(there, table, 0)] if count else np.zeros((*table.shape, 0))
-        keys = found.reshape(len(q), table.shape[1] * size, *pages.shape[2:])[:, :most].copy()
+        scale: Any = arrays.get(SCALES[name])
+        if np.ndim(scale) > 1 and scale.shape[0] == count != len(q):  # of blocks, not of sequences
+            by_head = scale.shape == (count, cache[name].shape[2])
+            scale = scale[:, None, :, None] if by_head else scale
+            scale = expand_scale(name, scale.astype(np.float64), cache[name].shape, "bnhd")
+            cache[SCALES[name]] = np.broadcast_to(scale, (count, size, *scale.shape[2:]))
+            arrays[SCALES[name]] = put_in_order(cache[SCALES[name]])
+        arrays[name] = keys = put_in_order(cache[name])
         keys[~seen] = _keep_alike(keys[~seen], keys[seen])
-        arrays[name] = keys
     arrays["mask"] = seen[:, None, None]
     n = q.shape[1]
     last_key: _Integers = lengths[:, None] - n + np.arange(n)

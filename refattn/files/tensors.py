@@ -186,8 +186,9 @@ def open_tensors(
     must_hold(path, names, "qkv")
     _check_results(path, stored, required)
     read = {name: _view_array(name, stored[name]) for name in (*_READ, *also) if name in stored}
-    arrays = {name: x for name, x in read.items() if name not in SCALES.values()}
-    sequences = take_sequences(arrays, stored)
+    laid_out = dict(read)
+    sequences = take_sequences(laid_out, stored)
+    arrays = {name: x for name, x in laid_out.items() if name not in SCALES.values()}
     if sequences is not None:
         layout = "bnhd"
     views = view_heads_first(arrays, layout)
@@ -209,7 +210,7 @@ def open_tensors(
         dtypes = _types_by_array(arrays, types)
     else:
         dtypes = _dtypes(arrays, dtype) if dtype is not None else _assume_narrow(arrays)
-    scales = _read_scales(read | {x: arrays[x] for x in "qkv"}, layout)
+    scales = _read_scales(laid_out, layout)
     others = set(names) - {*_READ, *also, *SEQUENCE_ARRAYS}
     return Tensors(path, views, dtypes, lead, others, scales, sequences)
 

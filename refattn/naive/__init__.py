@@ -37,6 +37,7 @@ from .kernel import kernel_estimate as kernel_estimate
 from .lara import linear_randomized_attention as linear_randomized_attention
 from .linear import elu_plus_one as elu_plus_one
 from .linear import linear_attention as linear_attention
+from .linear import relu_feature_attention as relu_feature_attention
 from .moments import mean_and_covariance as mean_and_covariance
 from .near_and_far import eva_attention as eva_attention
 from .near_and_far import local_random_feature_attention as local_random_feature_attention

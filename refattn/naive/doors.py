@@ -103,6 +103,11 @@ def features_of_rows(feature_map: Any, **_: Any) -> dict[str, Any]:
     return {}
 
 
+def added_to_features(q: Array, kernel_epsilon: Any, **_: Any) -> dict[str, Any]:
+    """A number that is added to all features, which stay at least 0."""
+    return {"kernel_epsilon": checks.at_least_zero("kernel_epsilon", kernel_epsilon, like=q)}
+
+
 def named_features(features: Any, **_: Any) -> dict[str, Any]:
     """The name of random features."""
     checks.choice("features", features, get_args(Features))

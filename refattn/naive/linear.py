@@ -1,4 +1,4 @@
-r"""Linear attention and its feature map elu + 1, as their formulas."""
+r"""Linear attention with elu + 1, other features, and ReLU of a projection, as formulas."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ from typing import Any
 
 from ..arrays.library import Array
 from ..typing import ArrayT
-from .doors import features_of_rows, formula, lags
-from .terms import of_library, products, ratio, visible, xp
+from .doors import (
+    added_to_features,
+    features_of_rows,
+    formula,
+    lags,
+    positive_scale,
+    shared_frequencies,
+)
+from .terms import kernel_coordinates, of_library, products, ratio, visible, xp
 
 
 @of_library
@@ -87,6 +94,58 @@ def linear_attention(
     phi_q, _ = _with_scale(feature_map(q))  # the factor of a query cancels
     phi_k, log_scale = _with_scale(feature_map(k))
     return ratio(products(phi_q, phi_k), log_scale[..., None, :] + bias, v, seen)
+
+
+@formula(shared_frequencies, positive_scale, added_to_features, lags)
+def relu_feature_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    omega: Array,
+    kernel_epsilon: float = 1e-3,
+    scale: float | None = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+) -> ArrayT:
+    r"""Compute linear attention with ReLU features of a projection (Performer-ReLU).
+
+    .. math::
+        \mathrm{out}_i = \frac{\sum_j w_{ij} \, v_j}{\sum_j w_{ij}}, \qquad
+        w_{ij} = e^{\mathrm{bias}_{n-1+j-i}} \sum_s \phi_s(q_i) \, \phi_s(k_j), \qquad
+        \phi_s(x) = \max(\omega_s \cdot x, 0) + \epsilon
+
+    over the keys j that query i sees. Choromanski et al., arXiv:2009.14794, generalised attention
+    with f = ReLU; epsilon, 0 there, is 0.001 in the authors' code.
+
+    Parameters
+    ----------
+    q, k, v, omega, scale, bias, mask, causal
+        As in `random_feature_attention`.
+    kernel_epsilon : float, default 0.001
+        What is added to each feature, at least 0.
+
+    Returns
+    -------
+    array, shape (..., n, d_v)
+        Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import naive
+    >>> q, k, v = np.array([[1.0]]), np.array([[-1.0], [2.0]]), np.array([[0.0], [1.0]])
+    >>> naive.relu_feature_attention(q, k, v, omega=np.ones((1, 1)), kernel_epsilon=1.0)
+    array([[0.75]])
+    """
+    seen = visible(q, k, mask=mask, causal=causal)
+    phi_q, phi_k = (
+        xp.maximum(products(kernel_coordinates(x, scale), omega), 0.0) + kernel_epsilon
+        for x in (q, k)
+    )
+    zeros = xp.zeros_like(phi_k[..., 0])[..., None, :]
+    return ratio(products(phi_q, phi_k), zeros + bias, v, seen)
 
 
 def _with_scale(phi: Any) -> tuple[Array, Array]:

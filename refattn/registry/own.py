@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from .. import attention, certified, kernels, moments, naive, recurrences, sampling, streaming
 from ..arrays.library import Array
 from ..estimators import few_keys, key_sampling, lara, linear, near_and_far, ra, rfa
@@ -64,19 +66,22 @@ def _adapted(
     v: Array,
     *,
     fitted_by: str,
+    gauge_only: bool = False,
     rng: Any = None,
-    scale: float | None = None,
     **options: Any,
 ) -> Array:
-    """The estimator with its proposal fitted first, by a function of `adapt`."""
+    """The estimator with a proposal, or its gauge alone, that a function of `adapt` fits first."""
     from .. import adapt  # it imports SciPy
 
     if options.get("causal") or options.get("mask") is not None:
         raise ValueError(
             "`mask` and `causal` must not be given: the moments are of all queries and keys."
         )
-    proposal = getattr(adapt, fitted_by)(q, k, scale=scale)
-    return fn(q, k, v, proposal=proposal, rng=rng, scale=scale, **options)
+    proposal = getattr(adapt, fitted_by)(q, k, scale=options.get("scale"))
+    if gauge_only:
+        mean, eye = 0.0 * proposal.mean, 0.0 * proposal.cov + np.eye(q.shape[-1])
+        proposal = sampling.Gaussian(mean, eye, gauge=proposal.gauge)
+    return fn(q, k, v, proposal=proposal, rng=rng, **options)
 
 
 def _sampled(
@@ -188,13 +193,13 @@ def _at_means(record: Estimator, name: str, **changes: Any) -> Estimator:
 
 
 def _fitted(
-    name: str, record: Estimator, fit: str = "fit", aliases: tuple[str, ...] = ()
+    name: str, record: Estimator, fit: str = "fit", aliases: tuple[str, ...] = (), **changes: Any
 ) -> Estimator:
     """An estimator whose proposal is fitted to the queries and keys."""
     return _variant(
         record,
         name,
-        fn=partial(_adapted, record.fn, fitted_by=fit),
+        fn=partial(_adapted, record.fn, fitted_by=fit, **changes),
         options=("scale",),
         traits=(*_MEAN, *_DRAWS, *({"unlimited-size"} & set(record.traits))),
         state=None,
@@ -241,6 +246,7 @@ for _record in (
     _fitted("rfa-oprf", _RFA, "oprf", ("oprf", "gerf", "favor++")),
     _fitted("rfa-sderf", _RFA, "sderf", ("sderf", "derf", "favor#")),
     _fitted("rfa-saderf", _RFA, "saderf", ("saderf",)),
+    _fitted("rfa-cexp", _RFA, "saderf", ("cexp",), gauge_only=True),
     Estimator(
         "is",
         _importance_sampled,
@@ -350,6 +356,16 @@ for _record in (
         state=streaming.LinearState,
         vectors=f"{_VECTORS}.recipes:own",
         source=("004: kernel_attn and phi", "Katharopoulos et al., arXiv:2006.16236"),
+    ),
+    Estimator(
+        "performer-relu",
+        partial(linear.relu_feature_attention, coupling="orthogonal"),
+        naive.relu_feature_attention,
+        size="num_features",
+        options=(*_SEES, "omega", "omega_per_head"),
+        traits=("normalised", "nonnegative", *_SHARED, "projection"),
+        aliases=("generalized-attention",),
+        source=("Choromanski et al., arXiv:2009.14794, generalised attention",),
     ),
     *(
         Estimator(

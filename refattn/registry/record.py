@@ -18,7 +18,7 @@ from ..arrays.words import close, said
 from ..estimators.inputs import open_partials
 
 GROUP = "refattn.estimators"
-_NO_SOFTMAX = {"exact", "feature-map", "recurrent"}
+_NO_SOFTMAX = {"exact", "feature-map", "projection", "recurrent"}
 
 TRAITS: Mapping[str, str] = MappingProxyType(
     {
@@ -46,6 +46,8 @@ TRAITS: Mapping[str, str] = MappingProxyType(
         "target": "draws the frequencies of each query from its target distribution (RA)",
         "recurrent": "carries a state from token to token, and returns it with the output",
         "linear-solve": "solves a linear system, whose condition number multiplies rounding errors",
+        "projection": "its kernel is a dot product of ReLU features of frequencies, each plus a "
+        "constant; a tag is that constant",
         "proposals": "draws frequencies from Gaussian proposals around centres (LARA)",
     }
 )
@@ -283,7 +285,11 @@ _ABILITIES = {
     *("omega_per_head", "batch_invariant", "deterministic"),
 }
 # By trait, the keyword by which a formula is told what an implementation declares.
-DECLARED = {"random-features": "features", "proposals": "weighting"}
+DECLARED = {
+    "random-features": "features",
+    "proposals": "weighting",
+    "projection": "kernel_epsilon",
+}
 # Traits that make sense with another one only, and those of a size.
 _WITH_RANDOM, _WITH_SIZE = {"seeds-differ", "data-free", "target"}, {"chunked", "unlimited-size"}
 

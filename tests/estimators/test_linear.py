@@ -5,7 +5,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from refattn import features, linear_attention, random_feature_attention
+from refattn import (
+    features,
+    linear_attention,
+    random_feature_attention,
+    relu_feature_attention,
+)
 from tests.cases import CASES, assert_close, prepared
 from tests.problems import draw
 
@@ -18,6 +23,20 @@ def test_past_blocks_it_is_the_dense_form(name, mask, causal):
     case, p, options = prepared(name, "keys", 300, 310, mask, causal)
     got, want = (f(*p.arrays, **options, **p.options) for f in (case.fn, case.formula))
     assert_close(got, want, case.atol(p, options))
+
+
+def test_relu_features_at_all_angles_have_the_kernel_of_arc_cosines():
+    r"""E max(w . x, 0) max(w . y, 0) = |x| |y| (sin t + (pi - t) cos t) / (2 pi), Cho and Saul.
+
+    In two dimensions by the trapezoidal rule over the angle of w, with E |w|^2 = 2: to h^2.
+    """
+    rng, angle = np.random.default_rng(0), np.linspace(0, 2 * np.pi, 4096, endpoint=False)
+    q, k, omega = draw(rng, 5, 2), draw(rng, 7, 2), np.stack([np.cos(angle), np.sin(angle)], -1)
+    norms = [np.linalg.norm(x, axis=-1) for x in (q, k)]
+    t = np.arccos(np.clip(q @ k.T / np.multiply.outer(*norms), -1, 1))
+    kernel = np.multiply.outer(*norms) * (np.sin(t) + (np.pi - t) * np.cos(t))
+    got = relu_feature_attention(q, k, np.eye(7), omega=2**0.5 * omega, kernel_epsilon=0.0)
+    np.testing.assert_allclose(got, kernel / kernel.sum(-1, keepdims=True), atol=1e-5)
 
 
 def test_scales_of_features_do_not_overflow():

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...arrays.library import Doubles
+from ...arrays.stored import SCALES
 from ...engine.scores import Band
 from ...files.sequences import Sequences
 from ..rounding.problems import Index, Packed, Problem
@@ -59,11 +60,18 @@ def keep_sequences(problem: Problem, sequences: Sequences, causal: bool, window:
 
 
 def _read_pages(cache: Mapping[str, Any], problem: Problem, index: Index) -> list[Doubles]:
-    """Read all pages of keys and of values that a query head may use, with its first scale."""
+    """Read all pages of keys and of values that a query head may use, with scales.
+
+    If pages have none of their own, those of the first key are taken.
+    """
     arrays, found = problem.read(index), []
-    for name, x in cache.items():  # (pages, page size, heads, size)
-        head = index[-1] * x.shape[2] // problem.lead[-1]
-        numbers: Doubles = np.asarray(x[:, :, head], np.float64)
-        scale = arrays.get(f"{name}_scale")
-        found.append(numbers if scale is None else numbers * scale[0])
+    for name in "kv":  # (pages, page size, heads, size)
+        head = index[-1] * cache[name].shape[2] // problem.lead[-1]
+        numbers: Doubles = np.asarray(cache[name][:, :, head], np.float64)
+        scales, scale = cache.get(SCALES[name]), arrays.get(SCALES[name])
+        if scales is not None:
+            numbers = numbers * scales[:, :, min(head, scales.shape[2] - 1)]
+        elif scale is not None:
+            numbers = numbers * scale[0]
+        found.append(numbers)
     return found

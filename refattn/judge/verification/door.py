@@ -9,7 +9,7 @@ from typing import Any
 
 from ...arrays import checks, qkv
 from ...arrays.library import Doubles
-from ...arrays.stored import mask_of_members
+from ...arrays.stored import SCALES, mask_of_members
 from ...arrays.words import with_known_keywords
 from ...features import elu_features
 from ...files.sequences import Sequences, take_sequences
@@ -85,6 +85,7 @@ def verify(
     initial_state: Any = None,
     state: Any = None,
     num_proposals: int | None = None,
+    kernel_epsilon: float | None = None,
     centres: Any = None,
     indices: Any = None,
     index_q: Any = None,
@@ -130,8 +131,9 @@ def verify(
     estimator : {"softmax", "rfa", "linear"} or str
         What the kernel computes, or the name of a recurrence, such as "gated-delta-rule", or one of
         "ra", "ra-mean", "mean-of-ratios", "lara", "lara-own", "lara-query", "lara-mean",
-        "rfa-local", "is", "eva", "second-order" and "coreset", whose laws are derived step by step:
-        without gradients, in float32, bfloat16 and float16, and of large arrays only for some rows.
+        "rfa-local", "performer-relu", "is", "eva", "second-order" and "coreset", whose laws are
+        derived step by step: without gradients, in float32, bfloat16 and float16, and of large
+        arrays only for some rows.
     dtype : str or dict of str, optional
         The storage type: what the numbers of `q`, `k` and `v` were rounded to, if the arrays have a
         wider type. It is also the type of `out`, if it holds all numbers of `out`. By default each
@@ -170,7 +172,8 @@ def verify(
         `narrow_sums` if other narrow sums may pass as well.
     q_scale, k_scale, v_scale : float or arrays, optional
         Factors on arrays in 8 bits: one number, or arrays of shape (..., heads), (..., n), or with
-        all axes of the array, for each head, token, block of tokens or columns, or element.
+        all axes of the array, for each head, token, block of tokens or columns, or element; of a
+        paged cache also (blocks, heads), or with its four axes.
     empty_rows : {"zero", "nan", "mean", "any", "undefined"}
         Output of the kernel for a query that sees no key: 0 with a log normaliser of -inf, NaN,
         the mean of all values, or anything ("any" and "undefined" are the same).
@@ -180,6 +183,8 @@ def verify(
         For a recurrence, the state before the first token, and the last one, which is judged. A
         kernel may round its state between chunks to bfloat16 only if these arrays are bfloat16:
         with bfloat16 `q`, a float32 `state` that holds only bfloat16 numbers fails.
+    kernel_epsilon : float, optional
+        For "performer-relu", what is added to features, 0.001 by default.
     num_proposals, centres : int and array, shape (..., C, d), optional
         For "lara", the number of proposals, S by default, or their means in kernel coordinates.
     indices : array of int, shape (..., S) or (..., rows, S), optional
@@ -250,7 +255,10 @@ def verify(
         masked = raw | ({} if mask is None else {"mask": mask})
         sequences = take_sequences(masked, offsets)
         mask = masked.pop("mask", None)
-        return view_heads_first(masked, layout) if sequences else masked
+        if not sequences:
+            return masked
+        own = {x: masked.pop(x) for x, y in raw.items() if x in SCALES.values() and masked[x] is y}
+        return view_heads_first(masked, layout) | own  # which have heads first
 
     of_inputs = {x: arrays[x] if offsets else views[x] for x in "qkv"}
     inputs = read_inputs(of_inputs, views.get("out"), dtype, scales, lay_out)
@@ -269,6 +277,7 @@ def verify(
         refused = {"omega": omega, "log_weight": log_weight, "feature_map": feature_map}
         refused |= {"bias": bias, "mask": mask, "window": settings["window"], "sinks": sinks}
         refused |= {"softcap": softcap, "lse": lse, "hardware": hardware}
+        refused["kernel_epsilon"] = kernel_epsilon
         refuse_options(estimator, refused)
 
         def view(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,12 +295,14 @@ def verify(
         refused |= {"lse": lse, "hardware": hardware, "removal": removal, "state": state}
         refuse_options(estimator, refused | {"initial_state": initial_state})
         taken = {**gates, "window": settings["window"], "num_proposals": num_proposals}
+        taken["kernel_epsilon"] = kernel_epsilon
         of_text = {"q": q, "k": k, "v": v, "mask": settings["mask"], "omega": omega}
         of_text |= {"log_weight": log_weight, "centres": centres, "indices": indices}
         problems = {"out": pose_by_text(estimator, of_text, taken, inputs.storage, scale, causal)}
     else:
         gates |= {"removal": removal, "initial_state": initial_state, "state": state}
         gates |= {"num_proposals": num_proposals, "centres": centres}
+        gates["kernel_epsilon"] = kernel_epsilon
         chosen = {"indices": indices, "index_q": index_q, "index_k": index_k}
         refuse_options(estimator, gates if kind == "scores" else gates | chosen)
         limits = causal, qkv.window(settings["window"])
@@ -391,9 +402,10 @@ def verify(
             mistakes=mistakes, accumulate=accumulate, q_scale=q_scale, k_scale=k_scale,
             v_scale=v_scale, empty_rows=empty_rows, beta=beta, log_decay=log_decay, write=write,
             removal=removal, decay=decay, initial_state=initial_state,
-            num_proposals=num_proposals, centres=centres, indices=indices, index_q=index_q,
-            index_k=index_k, part_out=part_out, part_lse=part_lse, part_keys=part_keys,
-            normalise=normalise, norm_eps=norm_eps, layout=other,
+            num_proposals=num_proposals, centres=centres, kernel_epsilon=kernel_epsilon,
+            indices=indices, index_q=index_q, index_k=index_k, part_out=part_out,
+            part_lse=part_lse, part_keys=part_keys, normalise=normalise, norm_eps=norm_eps,
+            layout=other,
         )  # fmt: skip
 
     return try_other_layout(problem, verdict, layout, judge_in, "layout={!r}")

@@ -15,6 +15,7 @@ from ..rounding.problems import Index, Problem
 
 WITHOUT_POWER = ("zeros", "mean of v")  # if one of these passes, a verdict means little
 LOGARITHMS = {"ln(2)": math.log(2), "log2(e)": 1 / math.log(2)}  # factors that are forgotten
+ONLY_IN = ", but only in "  # before the place of a cause
 ALL_BUT = 0.95  # share of the mean square that a bug explains where there is no other
 _LEFT_BY_KNOWN = 4.0  # mean square of z, at most, that it leaves
 _NUMBERS_NAMED = 4  # numbers that are written one by one, at most

@@ -47,10 +47,16 @@ def read_inputs(
 ) -> Inputs:
     """Read q, k and v of any types, with types that were said, and multiply them by scales.
 
-    Keys in pages are laid out before.
+    Keys in pages are laid out before, and so are scales of pages.
     """
     own = {name: _own_type(name, x) for name, x in arrays.items()}
-    raw = lay_out({x: to_host(y) if own[x] == INTEGER else widen(x, y) for x, y in arrays.items()})
+    given = {x: to_host(y) if own[x] == INTEGER else widen(x, y) for x, y in arrays.items()}
+    for name, called in SCALES.items():
+        if (scale := scales[name]) is not None:
+            one = isinstance(scale, float | int)
+            given[called] = np.asarray(scale, np.float64) if one else widen(called, scale)
+    laid_out = lay_out(given)
+    raw = {name: laid_out[name] for name in arrays}
     types = list_types(dtype, FORMATS)
     if isinstance(dtype, str):  # of wider arrays: an 8-bit cache is one
         types |= {name: own[name] for name in "kv" if own[name] in EIGHT_BITS}
@@ -61,14 +67,12 @@ def read_inputs(
     unchecked = {name: types[name] for name in arrays if types[name] != own[name]}
     numbers, factors = {**raw}, dict[str, Doubles]()
     for name, called in SCALES.items():
-        scale = scales[name]
-        if scale is None:
+        if called not in laid_out:
             continue
-        number = np.asarray(scale, np.float64) if isinstance(scale, float | int) else scale
         if name in unchecked:
             # Before the scale: products with it are no numbers of the type.
             check_all_hold(name, raw[name], (), unchecked.pop(name))
-        factor = expand_scale(name, widen(called, number), raw[name].shape)
+        factor = expand_scale(name, laid_out[called], raw[name].shape)
         numbers[name] = raw[name] * factor
         factors[name] = np.broadcast_to(factor, raw[name].shape)
     return Inputs(numbers, types, unchecked, storage_type(types), factors)

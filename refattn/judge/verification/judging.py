@@ -54,7 +54,7 @@ import numpy as np
 from ...arrays.threads import one_blas_thread
 from ..kinds.chosen import judge_choice
 from ..kinds.parts import settle_part
-from ..mistakes.causes.places import list_remarks, suspect_narrower
+from ..mistakes.causes.places import list_remarks, list_rows, mark_rows, suspect_narrower
 from ..mistakes.causes.reasons import explain, explain_gradients
 from ..mistakes.causes.states import find_coarse_state, keep_common
 from ..rounding.hardware import IEEE
@@ -270,9 +270,11 @@ class _Case:
         tried = name in self.trials and self.trials[name].rejected(self.alpha)
         return tried or self.is_out(name)
 
-    def rank(self, name: str) -> tuple[bool, bool, bool, float]:
-        """Rank a profile by how well it explains the numbers."""
-        return self.trials[name].rank(self.alpha, self.profiles[name].inputs is not None)
+    def rank(self, name: str) -> tuple[tuple[bool, ...], int, float]:
+        """Rank a profile by how well it explains the numbers, and by how many rows it does not."""
+        trial = self.trials[name]
+        *how, off = trial.rank(self.alpha, self.profiles[name].inputs is not None)
+        return tuple(map(bool, how)), len(name_wrong(trial.find, trial.rows, self.alpha)[0]), off
 
     def conclude(self, name: str) -> Verdict:
         """Write the verdict by a profile."""
@@ -292,7 +294,8 @@ class _Case:
             few = tuple((at[:-1], slice(at[-1], at[-1] + 1)) for at in told)
             if problem.is_mean and (few or best.loud):
                 some = self.attempt(name, few or best.loud)
-                suspects = choose_suspects(best, some) if few else some.suspects
+                there = ", ".join(list_rows(problem, mark_rows(problem, told)))
+                suspects = choose_suspects(best, some, there) if few else some.suspects
             remarks += [
                 *suspect_narrower(problem, dtype),
                 *_suspect_float32(problem, numbers, dtype, self.alpha),
@@ -393,12 +396,10 @@ def _judge_one(part: Part, asked: Request, backward: str | None = None) -> Verdi
         case.compare_units(units)
         found = next((x for x in units if not case.rejects(x)), found)
     if found is None:  # with inputs as they are, sizes of defects are right
-        as_they_are = (x for x in names if case.profiles[x].inputs is None)
-        case.trial(next(as_they_are, names[0]))
-    trials = {
-        x: y.rank(case.alpha, case.profiles[x].inputs is not None) for x, y in case.trials.items()
-    }
-    verdict = case.conclude(found or min(trials, key=trials.__getitem__))
+        likely = [x for x in names if case.profiles[x].inputs is None] or names
+        for name in [likely[0], *(x for x in likely[1:] if case.fits[x].against <= ALIKE)]:
+            case.trial(name)
+    verdict = case.conclude(found or min(case.trials, key=case.rank))
     if not asked.explain:
         return verdict.leave_causes()
     try:

@@ -63,6 +63,7 @@ def pose_tensors(
     feature_map: Callable[[Any], Any] | None = None,
     chunk: int | None = None,
     num_proposals: int | None = None,
+    kernel_epsilon: float | None = None,
 ) -> Problem:
     """Pose the problem of a file, reading one head at a time."""
     shapes = tensors.shapes
@@ -73,12 +74,14 @@ def pose_tensors(
         for name in ("bias", "sinks"):
             refuse(name, shapes.get(name), estimator)
         refuse("softcap", softcap, estimator)
-        given = {"window": window if chunk is None else chunk, "num_proposals": num_proposals}
+        given: dict[str, Any] = {"window": window if chunk is None else chunk}
+        given |= {"num_proposals": num_proposals, "kernel_epsilon": kernel_epsilon}
         arrays = {x: tensors.part(x, ()) for x in ("q", "k", "v", "mask", *_GIVEN) if x in shapes}
         if "indices" in arrays:  # numbers of files are read in float64
             arrays["indices"] = arrays["indices"].astype(np.int64)
         return pose_by_text(estimator, arrays, given, tensors.dtype, scale, causal)
-    for name, size in {"chunk": chunk, "num_proposals": num_proposals}.items():
+    of_text = {"chunk": chunk, "num_proposals": num_proposals, "kernel_epsilon": kernel_epsilon}
+    for name, size in of_text.items():
         refuse(name, size, kind)
     if kind == "frequencies" and "omega" not in shapes:
         raise ValueError(

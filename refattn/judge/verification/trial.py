@@ -34,7 +34,7 @@ from .evidence import (
     log_chernoff,
     log_quadratic,
 )
-from .findings import Find, Finding, Numbers, ProfileTrial, Suspect, WrongRow, Z
+from .findings import ONLY_IN, Find, Finding, Numbers, ProfileTrial, Suspect, WrongRow, Z
 from .head_sums import ONE_PERCENT, HeadSums
 from .joint import bound_factor, find_wrong, knows_columns, test_rows
 from .looks import Look, choose_loud
@@ -186,16 +186,17 @@ def _keep_telling(suspects: list[Suspect]) -> list[Suspect]:
     return [x for x in telling.values() if x.explained >= most / 2]
 
 
-def choose_suspects(whole: ProfileTrial, few: ProfileTrial) -> list[Suspect]:
+def choose_suspects(whole: ProfileTrial, few: ProfileTrial, where: str) -> list[Suspect]:
     """Choose between what is measured in all rows and in the few that are wrong.
 
     In all rows, or those of a head, it is surer, if it is the same. In few it must leave nothing
-    but roundings.
+    but roundings, and where they are is said.
     """
     # A place among few rows says nothing, and a part of one key of many is near to any of them.
     some = [x for x in few.suspects if " of " not in x.name and (x.name != "key" or _is_whole(x))]
     some = [x for x in some if (1 - x.explained) * few.z.rms**2 < _LEFT_IN_FEW]
     same = [x for x in whole.suspects if any(_are_as_large(x, y) for y in some)]
+    some = [x._replace(text=f"{x.text}{ONLY_IN}{where}") for x in some]
     most = max((x.explained for x in some), default=0.0) - _AS_MUCH
     plain = [x for x in some if x.name in ("factor", "scale") and x.explained >= most]
     keys = ("key", "key" + _OF_HEAD)

@@ -6,6 +6,7 @@ import pytest
 
 import refattn
 from refattn.judge.conformance import check
+from refattn.sampling import draw
 from tests.judge.conformance.candidates import BACK, OF_OPTIONS, SEES, checked, failures, of
 
 DTYPES = pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
@@ -254,3 +255,36 @@ def test_jax_differentiates_what_it_is_given(jax, blocked):
 
     report = checked(of(attention, "softmax", "vjp", library="jax"), "gradients")
     assert report.verdict == ("FAIL" if blocked else "PASS")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("checks", ["reference_values", "value_length", "own_law"])
+def test_generalised_attention_of_performer_pytorch(torch, checks):
+    """Its features, and what is wrong without a constant, a scale or a normaliser."""
+    peer = pytest.importorskip("performer_pytorch.performer_pytorch")
+
+    def attend(q, k, v, *, omega=None, num_features=1, seed=None, divide=True, **features):
+        if omega is None:
+            omega = draw(num_features, q.shape[-1], coupling="orthogonal", rng=seed).omega
+        omega = torch.as_tensor(omega, dtype=q.dtype)
+        q, k = (peer.generalized_kernel(x, projection_matrix=omega, **features) for x in (q, k))
+        return peer.linear_attention(q, k, v) if divide else q @ (k.mT @ v)
+
+    def verdict(**changes):
+        candidate = of(partial(attend, **changes), "performer-relu", "omega", **tags)
+        return check(candidate, checks=[checks], rng=0)
+
+    tags = {"library": "torch", "layout": "bhnd", "dtype": "float32"}
+    assert verdict().verdict == "PASS"
+    for bug, changes in (
+        ("without-epsilon", {"kernel_epsilon": 0.0}),
+        ("projection-unscaled", {"normalize_data": False}),
+        ("not-normalised", {"divide": False}),
+    ):
+        if checks == "own_law" and bug == "projection-unscaled":
+            continue  # which hardly changes the law
+        report = verdict(**changes)
+        assert report.verdict == "FAIL"
+        # Of one feature rows without the constant are NaN, which no bug explains.
+        if checks == "value_length":
+            assert f"performer-relu-{bug}" in report.results[0].suspects[0]

@@ -89,6 +89,25 @@ def test_a_paged_cache_of_8_bits_in_other_libraries(library):
     assert refattn.verify(**given, out=out[::-1]).verdict == "FAIL"
 
 
+@pytest.mark.long("axes1", "axes2", "axes3")
+@pytest.mark.parametrize("axes", [(0, 2), (0, 1, 2), (0, 1, 2, 3), (0, 2, 3)])
+def test_scales_of_pages_are_in_order_with_them(tmp_path, axes):
+    """In a call and in a file, of each page and head, or of tokens or columns, too."""
+    rng = np.random.default_rng(4)
+    q, k, v, given = draw("paged", rng)
+    shape = [x if at in axes else 1 for at, x in enumerate((8, 4, 2, 16))]
+    scales = {x: 2.0 ** rng.integers(-2, 3, shape) for x in "kv"}
+    pages = {"block_table": TABLE, "lengths": LENGTHS}
+    out, lse = packed.paged(attend, q, k * scales["k"], v * scales["v"], **pages)
+    plain = {x: y[:, 0, :, 0] if axes == (0, 2) else y for x, y in scales.items()}
+    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **given}
+    arrays |= {f"{x}_scale": y for x, y in plain.items()}
+    assert refattn.verify(**arrays, dtype="bfloat16", explain=False).verdict == "PASS"
+    assert judge_file(tmp_path / "a.npz", arrays).verdict == "PASS"
+    arrays["k_scale"] = arrays["k_scale"][::-1]
+    assert refattn.verify(**arrays, dtype="bfloat16", explain=False).verdict == "FAIL"
+
+
 def test_gradients_of_packed_sequences():
     q, k, v, given = draw("packed", np.random.default_rng(5))
     mask = np.repeat(np.arange(3), np.diff(OFFSETS[0]))[:, None] == np.repeat(

@@ -130,6 +130,16 @@ def local(s, q, k, v, omega, scale, causal, window, wrong=""):
     return s.r(s.mm(weights, v) / s.sum(weights))
 
 
+def projections(s, q, k, v, omega, scale, causal, wrong=""):
+    phi, psi = (
+        s.r(s.r(np.maximum(s.mm(s.rooted(x, scale), omega.T), 0)) + single(0.001)) for x in (q, k)
+    )
+    if wrong == "epsilon":
+        psi = s.r(psi - single(0.001))
+    pairs = s.mm(phi, psi.T) * seen_keys(len(q), len(k), causal)
+    return s.r(s.mm(pairs, v) / s.sum(pairs))
+
+
 def importance(s, q, k, v, omega, scale, causal, wrong=""):
     seen = seen_keys(len(q), len(k), causal)
     scores = s.r(single(scale) * s.mm(q, k.T))
@@ -203,9 +213,9 @@ def draw(name, style, dtype, seed, **changes):
     rest = {"scale": factor * d**-0.5, "causal": causal, "wrong": wrong}
     if name == "ra":
         given |= {"omega": omega, "out": ra(s, q, k, v, omega, **rest)}
-    elif name in ("lara", "rfa-local", "is"):
-        more = {"lara": {"count": size["count"]}, "rfa-local": {"window": (3, 2)}, "is": {}}[name]
-        kernel = {"lara": lara, "rfa-local": local, "is": importance}[name]
+    elif name in KERNELS:
+        more = {"lara": {"count": size["count"]}, "rfa-local": {"window": (3, 2)}}.get(name, {})
+        kernel = KERNELS[name]
         out = kernel(s, q, k, v, omega[0], **rest, **more)
         more = {"num_proposals": more["count"]} if name == "lara" else more
         given |= {"omega": omega[0], "out": out, **more}
@@ -216,4 +226,5 @@ def draw(name, style, dtype, seed, **changes):
     return given
 
 
-NAMES = ("ra", "lara", "rfa-local", "is", "eva", "second-order")
+KERNELS = {"lara": lara, "rfa-local": local, "performer-relu": projections, "is": importance}
+NAMES = ("ra", *KERNELS, "eva", "second-order")

@@ -199,11 +199,12 @@ class Adapter:
     @cached_property
     def record(self) -> Estimator:
         """The record of the estimator, which is that of `rfa` for its couplings."""
-        return ESTIMATORS["rfa" if self._coupling else self.estimator]
+        own, rfa = ESTIMATORS[self.estimator], ESTIMATORS["rfa"]
+        return rfa if self._coupling and own.function is rfa.function else own
 
     @property
     def _coupling(self) -> str:
-        """The coupling that an alias of `rfa` implies, such as orthogonal for `performer`."""
+        """The coupling that a name implies, such as orthogonal for `performer`."""
         fixed = getattr(ESTIMATORS[self.estimator].fn, "keywords", {})
         word = fixed.get("coupling") if [*fixed] == ["coupling"] else ""
         return word if word in CHOICES["coupling"] else ""

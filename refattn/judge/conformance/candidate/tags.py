@@ -38,6 +38,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 TAGGED_DTYPES, LIBRARIES, LAYOUTS = (CHOICES[x] for x in ("dtype", "library", "layout"))
 
+_POSITIVE = ("scale", "max_logit", "kernel_epsilon")  # with 0 rows of ReLU may be undefined
 _TRUE_OR_FALSE = ("self_attention", "causal_only", "same_value_size", "fixed_frequencies")
 
 
@@ -54,7 +55,7 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {name: options[0] for name, options in CHOICES.items()}
     | dict.fromkeys(_TRUE_OR_FALSE, False)
     | dict.fromkeys(("scale", "device", "layout", "head_sizes", "max_logit"))
-    | {"epsilon": 0.0, "ddof": 1, "multiple_of": 1}
+    | {"epsilon": 0.0, "kernel_epsilon": 1e-3, "ddof": 1, "multiple_of": 1}
 )
 
 
@@ -147,7 +148,7 @@ def parse_tag(name: str, value: Any) -> Any:
         if not math.isfinite(number):
             raise ValueError(f"`tags[{name!r}]` must be a finite number, got {_brief(value)}.")
         value = number
-    number = checks.real(f"tags[{name!r}]", value, positive=name in ("scale", "max_logit"))
+    number = checks.real(f"tags[{name!r}]", value, positive=name in _POSITIVE)
     if name == "multiple_of":
         if number < 1 or number != int(number):
             raise ValueError(f"`tags['multiple_of']` must be a positive integer, got {value!r}.")

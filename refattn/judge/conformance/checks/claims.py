@@ -108,7 +108,7 @@ gradients_of_hidden_nonsense | | attends vjp mask hidden=any
 gradients_of_means | normalised nonnegative | attends vjp evaluated/-waves
   | gradients have the sums that a weighted mean of the values implies
 gradients_are_linear | | attends vjp | gradients are linear in the cotangent
-gradients_are_slopes | | attends vjp dtype=float32/dtype=float64
+gradients_are_slopes | | attends vjp dtype=float32/dtype=float64 -projection
   | gradients agree with difference quotients of the function's own outputs
 tokens_one_by_one | recurrent | | a call with all tokens gives the same as calls token by token
 later_tokens_unseen | recurrent | | later tokens have no effect on earlier results

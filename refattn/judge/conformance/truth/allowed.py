@@ -20,7 +20,7 @@ from ..candidate.failures import WrongRecord
 from ..candidate.gates import with_pairs
 from ..candidate.limits import Arrays, Keywords, copies, in_place, repeated
 from ..candidate.tags import draws_something
-from . import recurrences
+from . import projected, recurrences
 from .solves import condition_of_solve, errors_of_pullback
 
 # In error <= C eps (1 + largest exponent). Evaluations that round every operation and add in turn
@@ -181,7 +181,9 @@ def rounding(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0
         condition = _condition_of_weights(adapter, arrays, options)
         if condition * unit > 1:  # which says nothing of the result
             return math.inf
-    elif not adapter.has("normalised", "nonnegative"):
+    elif not adapter.has("normalised", "nonnegative") or (
+        adapter.has("projection") and "omega" not in options
+    ):
         condition = max(1.0, _measure_condition(adapter, arrays, options))
     return condition * unit * size
 
@@ -279,6 +281,8 @@ def pulled_rounding(
     unit = CONTRACT[adapter["dtype"]] * adapter.eps
     unit *= 1 + largest_exponent(adapter, arrays, options)
     unit += terms(adapter, n * group + m)
+    if adapter.has("projection") and projected.near_kinks(adapter, arrays, options):
+        return (math.inf,) * 4  # slopes of either side are right
     sizes = (
         row * (_norm(v) + _largest_of(weights @ np.abs(repeated(v, q)))),
         by_q * _largest_of(np.sum(by_row, -1)),
@@ -347,6 +351,8 @@ def log_slopes(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[flo
         products = q @ np.swapaxes(repeated(k, q), -1, -2)
         least = float(np.min(products, initial=np.inf))
         return _norm(k) / least, _norm(q) / least
+    if adapter.has("projection"):
+        return projected.slopes(adapter, arrays, options)
     exact = root**2 * _norm(k), root**2 * _norm(q)
     if adapter.has("random") and "indices" not in options:
         way = root * _longest_frequency(adapter, arrays, options)
@@ -387,6 +393,8 @@ def largest_exponent(adapter: Adapter, arrays: Arrays, options: Keywords) -> flo
     exponent = x * y
     if adapter.has("feature-map"):
         exponent = max(x, y)
+    elif adapter.has("projection") and "omega" in options:
+        exponent = projected.exponent(adapter, arrays, options)
     elif "indices" in options:
         # Centred keys are at most twice as long, and so is q . k; k . k' is at most (2 y)^2.
         exponent = 2 * x * y + 4 * y * y if adapter.has("linear-solve") else x * y
@@ -406,17 +414,18 @@ def _longest_frequency(adapter: Adapter, arrays: Arrays, options: Keywords) -> f
     """Return the length of the longest frequency, or of a long Gaussian vector."""
     if "omega" in options:
         return _norm(options["omega"])
-    d = arrays[0].shape[-1]
-    about = 0.0 if adapter.has("random-features") else sum(map(_norm, (arrays * 2)[:2]))
+    d, shared = arrays[0].shape[-1], adapter.has("random-features") or adapter.has("projection")
+    about = 0.0 if shared else sum(map(_norm, (arrays * 2)[:2]))
     return math.sqrt(d) + 5 + adapter.root(d) * about  # they may lie about q + k
 
 
 def _measure_condition(adapter: Adapter, arrays: Arrays, options: Keywords) -> float:
     """Measure how many eps of the largest value an honest evaluation may lose.
 
-    A mean with positive weights loses a few, but for the exponents. Of other estimators the formula
-    is evaluated in two precisions; one that gives its frequencies to nobody, at one seed, is
-    evaluated at arguments that differ in the last digits of single precision.
+    A mean with positive weights loses a few, but for the exponents and where features are tiny. Of
+    other estimators the formula is evaluated in two precisions; one that gives its frequencies to
+    nobody, at one seed, is evaluated at arguments that differ in the last digits of single
+    precision.
     """
     rng, unknown = np.random.default_rng(0), draws_something(adapter.record, options)
     dtype = _plain_dtype(adapter)
@@ -471,6 +480,8 @@ def black_box(adapter: Adapter, arrays: Arrays, options: Keywords) -> Floats:
     named = {"rng": options.get("seed", 0), **{k: x for k, x in options.items() if k != "seed"}}
     if adapter.has("local"):
         named = in_place(adapter, arrays, named)
+    if adapter.has("projection"):
+        named |= {tag: adapter[tag] for tag in ("coupling", "kernel_epsilon")}
     if adapter.record.takes("scale"):
         named["scale"] = adapter.root(arrays[0].shape[-1]) ** 2
     return np.asarray(adapter.record.fn(*arrays, **named), float)
@@ -518,6 +529,8 @@ def declared(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0
 def _share(adapter: Adapter, q: Floats, k: Floats, options: Keywords) -> float:
     """Return the largest share of what the declared epsilon may add in the normaliser."""
     epsilon = float(adapter["epsilon"])
+    if adapter.has("projection") and "omega" not in options:
+        return math.inf
     if adapter.has("random") and "omega" not in options:
         # The largest feature of a query is 1; no other of a key is e^(2 |omega| |k| + ...) of it.
         y, w = _norm(k), math.sqrt(k.shape[-1]) + 5
@@ -546,6 +559,8 @@ def _terms(
     k = repeated(k, q)
     if adapter.has("feature-map"):
         phi_q, phi_k = (FEATURE_MAPS[adapter["feature_map"]](x) for x in (q, k))
+    elif adapter.has("projection"):
+        phi_q, phi_k = (projected.project(adapter, x, options["omega"]).phi for x in (q, k))
     elif "omega" in options and not adapter.has("per-query"):
         omega = np.swapaxes(np.asarray(options["omega"], float), -1, -2)
         phi_q, phi_k = (

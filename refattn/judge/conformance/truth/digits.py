@@ -188,6 +188,9 @@ class _Multiprecision:
         x, y = (self.asarray(e) if isinstance(e, float) else e for e in (x, y))
         return np.asarray(np.where(condition, x, y))
 
+    def maximum(self, x: Any, y: float) -> Any:
+        return np.maximum(x, self.asarray(y))  # not the float itself, which has few digits
+
     def logaddexp(self, x: Any, y: Any) -> Any:
         # Without a largest exponent no maximum has to be taken off first.
         return self.log(self.exp(x) + self.exp(y))

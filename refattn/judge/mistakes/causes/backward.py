@@ -24,10 +24,11 @@ from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ...verification.findings import Part
 from .alternatives import list_alternatives
-from .fitted import list_counted
+from .fitted import Tiles, count_tiles
 from .heads import list_other_heads
 from .sampled import Alternative, Result, Rows
-from .slips import LOST_TILES, attend_by, hide_tile, list_parts, score_all, take_sink
+from .sequences import list_later_queries
+from .slips import LOST_TILES, TILE_SIZES, attend_by, hide_tile, list_parts, score_all
 from .wrong_rows import (
     Comparison,
     Sample,
@@ -68,7 +69,7 @@ class Candidate(NamedTuple):
 
     text: str  # what is so, after "agrees if"
     number: int = -1  # of an alternative of the forward pass; -1 for the problem as it was given
-    own: bool = False  # whether the alternative gives the log normalisers and D, too
+    own: Sequence[str] = ()  # "lse", "delta": what the alternative gives, too
     # Change what a head is computed from, and choose the query heads that are summed, how often.
     change: Callable[[BackwardHead, Kept], HeadPass] = lambda x, y: (x, y)
     share: Callable[[Sequence[Index]], Shares] = count_once
@@ -87,9 +88,12 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     for number, x in enumerate(_list_forward(gradient)):
         share = share_like(x, gradient)
         if own:
-            yield Candidate(x.text, number, True, share=share)
+            yield Candidate(x.text, number, LSE_AND_DELTA, share=share)
         words = f"in the backward pass {x.text} (lse and out are right)"
         yield Candidate(words, number, share=share)
+        if "sink" in x.text:
+            words = f"in the backward pass weights are normalised as if {x.text}"
+            yield Candidate(words, number, LSE_AND_DELTA[:1])
     yield from _list_undivided(gradient)
     widths = sorted({x for x in (d, 16, 32, 64, 128, 256, d_v - 1, d_v // 2) if 0 < x < d_v})
     for width, (of, cut) in product(widths, _CUTS.items()):
@@ -99,9 +103,6 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     for (those, edges), (said, names) in product(list_parts(forward), _OF_PARTS.items()):
         change = partial(_keep_parts, edges=edges, names=names)
         yield Candidate(f"in the backward pass {said} of {those}", change=change)
-    if forward.has_sinks:
-        text = "in the backward pass the sink is ignored: weights are normalised without it"
-        yield Candidate(text, change=_normalise_without_sink)
     for (words, whose), name in product(list_other_heads(forward), LENT):
         text = f"{LENT[name]} is read from {words}"
         yield Candidate(text, read=partial(read_moved, name, partial(_move, whose)))
@@ -111,6 +112,10 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
             more = np.where(np.isin(np.arange(n), np.arange(i.start, i.stop)), by, 0.0)
             text = f"queries {i.start} to {i.stop - 1} {words}"
             yield Candidate(text, change=partial(_raise_lse, more))
+    for size in (x for x in (1, *TILE_SIZES) if x < n and gradient.of != "dq"):
+        last = f"tile of {size} queries" if size > 1 else "query"
+        text = f"of the queries that see a key, only the last {last} counts in its sum"
+        yield Candidate(text, change=partial(_keep_last, size))
     most = max(map(len, gradient.heads.values()), default=1)
     if most > 1:
         if keys is not None:
@@ -152,6 +157,7 @@ def _sum_undivided(forward: Problem, to: str, look: Lookup, at: Index) -> HeadPa
     return x._replace(head=head), y._replace(delta=y.delta[:, None] * norm[:, 0])
 
 
+LSE_AND_DELTA = "lse", "delta"
 LENT = {"d_out": "d_out", "delta": "D = d_out . out", "lse": "lse"}
 _OF_ONE = {  # weights of a query head, and of the others
     "only {} counts": (1.0, 0.0),
@@ -233,6 +239,7 @@ def _list_forward(gradient: Gradient) -> list[Alternative]:
     groups = "uses key head"  # of others than these, gradients have other sums
     dealt = f"query head h {groups} h % {forward.key_heads}"
     usual = [x for x in list_alternatives(forward) if x.move is None]
+    lost += list_later_queries(forward)
     return [*(x for x in usual if groups not in x.text or x.text == dealt), *lost]
 
 
@@ -243,6 +250,14 @@ def _list_tiles(length: int) -> list[slice]:
         some = list(blocks(0, length, size))
         tiles += some if len(some) <= _MOST_TILES else [some[0], some[-1]]
     return tiles
+
+
+def _keep_last(size: int, x: BackwardHead, y: Kept) -> HeadPass:
+    """Let each key have the last tile of queries that sees it, and no other."""
+    seen = np.isfinite(score_all(x.head)[:, : x.head.keys])
+    tile = np.arange(len(seen))[:, None] // size
+    last = np.max(np.where(seen, tile, -1), 0, initial=-1)
+    return x, y._replace(lse=np.where(tile == last, y.lse[:, None], math.inf))
 
 
 def _raise_lse(by: Doubles, x: BackwardHead, y: Kept) -> HeadPass:
@@ -270,10 +285,6 @@ def shift_rows(x: Doubles, by: int) -> Doubles:
     """Take the numbers that stand so many places later; 0 beyond the last, or before the first."""
     at = np.arange(len(x)) + by
     return np.where((at >= 0) & (at < len(x)), x[np.clip(at, 0, len(x) - 1)], 0.0)
-
-
-def _normalise_without_sink(x: BackwardHead, y: Kept) -> HeadPass:
-    return x, y._replace(lse=take_sink(y.lse, x.head.sink))
 
 
 def _weigh_heads(at: int, weights: tuple[float, float], heads: Sequence[Index]) -> Shares:
@@ -326,7 +337,7 @@ class Backward:
         self.gradients = {name: x.gradient for name, x in read.items() if x.gradient is not None}
         self.first = self.gradients[max(parts, key=lambda of: of != "dq")]
         self.from_out = profile.delta == "out"
-        self.known: dict[tuple[Index, int, bool], HeadPass] = {}
+        self.known: dict[tuple[Index, int, Sequence[str]], HeadPass] = {}
         self.forward = _list_forward(next(iter(self.gradients.values())))
         self.samples = {
             name: draw_sample(
@@ -351,22 +362,22 @@ class Backward:
         part = self.parts[of]
         return list_wrong(part.problem, part.numbers, self.samples[of].wrong)
 
-    def keep(self, of: str, index: Index, number: int = -1, own: bool = False) -> HeadPass:
-        """Compute what the forward pass leaves, of the problem or of an alternative."""
+    def keep(self, of: str, index: Index, number: int = -1, own: Sequence[str] = ()) -> HeadPass:
+        """Compute what the forward pass leaves, of the problem or, if `own`, of an alternative."""
         # Without `own` the forward pass is right: one entry serves all such alternatives.
         key = index, number if own else -1, own
         if key not in self.known:
             gradient = self.gradients[of]
             head, (d_out, out) = gradient.forward.head(index), gradient.derivatives(index)
             n = len(head.q)
+            exact = result = attend_rows(head, slice(0, n), None)
             if own:
                 rows = Rows(index, np.arange(n), np.arange(head.keys))
                 result = self.forward[number].result(rows)
-            else:
-                result = attend_rows(head, slice(0, n), None)
             # D is made of the output that was written if the profile reads it, and else of the
             # exact one.
-            used = out if out is not None and self.from_out and not own else result.out
+            used = result.out if "delta" in own else exact.out
+            used = out if out is not None and self.from_out and "delta" not in own else used
             used = np.where(np.isfinite(used), used, 0.0)
             kept = Kept(result.lse, np.sum(d_out * used, -1), result.top)
             self.known[key] = BackwardHead(head, d_out, used), kept
@@ -405,6 +416,7 @@ class Backward:
         if "dq" not in self.failed:
             return
         forward, sample = self.gradients["dq"].forward, self.samples["dq"]
+        m = forward.shape[1]
 
         def columns(x: Sampled, size: int) -> Doubles:
             back, kept = self.keep("dq", x.rows.at)
@@ -417,10 +429,38 @@ class Backward:
             sums = np.stack([*tiles, -x.got], -1)
             return divide(sums, (sample.unit * row_sizes(np.sum(sums[..., :-1], -1)))[..., None])
 
-        wrong = self.list_wrong("dq")
-        for x in list_counted(forward, wrong, columns, find_tiles(sample.wrong)):
-            self.forward.append(x)
-            yield Candidate(f"in the backward pass {x.text}", len(self.forward) - 1)
+        # Beside a head without wrong rows, tiles that are wrong in every other are found as well.
+        length = find_tiles(np.pad(sample.wrong, ((0, 1), (0, 0))))
+        found = count_tiles(forward, self.list_wrong("dq"), columns, length)
+        if found is None:
+            return
+        text = f"in the backward pass {found.describe(forward)}"
+        if m % found.size == 0 and (read := found.pair()):
+            yield Candidate(text, answer=partial(self._read_tiles, read, found))
+        self.forward.append(Alternative(text, forward, bias=found.add))
+        yield Candidate(text, len(self.forward) - 1)
+
+    def _read_tiles(
+        self,
+        read: Mapping[tuple[Index, int], Sequence[int]],
+        tiles: Tiles,
+        of: str,
+        index: Index,
+        heads: Sequence[Index],
+    ) -> Doubles:
+        """Compute a gradient in which queries read tiles of keys in the place of others."""
+        (n, m, _), plain = self.gradients[of].forward.shape, Alternative("", self.first.forward)
+        rows = self.parts[of].problem.shape
+        total = np.zeros((rows[0], rows[2]))
+        for head, i in product(heads, blocks(0, n, tiles.length)):
+            (back, kept), queries = self.keep(of, head), np.arange(i.start, i.stop)
+            sources = read.get((head, i.start // tiles.length), range(m // tiles.size))
+            for j, source in zip(blocks(0, m, tiles.size), sources, strict=True):
+                keys = source * tiles.size + np.arange(tiles.size)
+                again = BackwardHead(plain.head(Rows(head, queries, keys)), back.d_out[i], None)
+                left = Kept(*(x[i] for x in kept))
+                total[i if of == "dq" else j] += compute_gradient(again, left, of)
+        return total
 
     def find_left(self, one: Candidate, of: str) -> tuple[list[Index], int]:
         """Find wrong rows, of so many, that a candidate leaves wrong."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,10 +44,41 @@ _TIMES = {0: "are left out", 2: "count twice"} | {
 Columns = Callable[[Sampled, int], Doubles]  # rows and size of a tile: (rows, columns, tiles + 1)
 
 
-def list_counted(
+class Tiles(NamedTuple):
+    """How often tiles of keys count, by head and tile of rows: these are of some lengths."""
+
+    counts: Mapping[tuple[Index, int], npt.NDArray[np.int64]]
+    length: int
+    size: int
+
+    def add(self, x: Place, index: Index, bias: Doubles | None) -> Doubles:
+        """Add the logarithm of counts to scores."""
+        ones = np.ones(-(-x.m // self.size))
+        times = [self.counts.get((index, at), ones) for at in (x.i[:, 0] // self.length).tolist()]
+        more = np.log(np.maximum(np.stack(times)[:, x.j // self.size], 1e-300))
+        return np.asarray(more if bias is None else bias + more)
+
+    def pair(self) -> dict[tuple[Index, int], Sequence[int]]:
+        """Pair tiles that are lost with those that count too often: which is read for each tile."""
+        read: dict[tuple[Index, int], Sequence[int]] = {}
+        for at, count in self.counts.items():
+            source = np.arange(len(count))
+            more = np.repeat(source, np.maximum(count - 1, 0))
+            if len(more) != np.sum(count == 0):
+                return {}
+            source[count == 0] = more
+            read[at] = source.tolist()
+        return read
+
+    def describe(self, problem: Problem) -> str:
+        """Say which tiles are lost, and which count too often."""
+        return _describe_counts(problem, self.counts, self.length, self.size)
+
+
+def count_tiles(
     problem: Problem, wrong: Sequence[Sampled], columns: Columns, longest: int
-) -> Iterator[Alternative]:
-    """List kernels in which tiles of keys count 0, 2 or more times, by head, or by tile of rows.
+) -> Tiles | None:
+    """Count tiles of keys that count 0, 2 or more times, by head, or by tile of rows.
 
     If `longest` is not 0, tiles of wrong rows are of that size.
     Sums over tiles of keys, and what is always in the sum, are 0 if each is counted so often.
@@ -56,12 +87,18 @@ def list_counted(
     sizes = [x for x in TILE_SIZES[::-1] if x < m <= _MOST_TILES * x]
     for length in [x for x in (n, *TILE_SIZES[::-1]) if x <= (longest or n)]:
         for size in sizes:
-            counts = _count_all(wrong, columns, length, size)
-            if counts:
-                text = _describe_counts(problem, counts, length, size)
-                count = partial(_count_tiles, counts, length, size)
-                yield Alternative(text, problem, bias=count)
-                return
+            if counts := _count_all(wrong, columns, length, size):
+                return Tiles(counts, length, size)
+    return None
+
+
+def list_counted(
+    problem: Problem, wrong: Sequence[Sampled], columns: Columns, longest: int
+) -> Iterator[Alternative]:
+    """List kernels in which tiles of keys count otherwise, as in `count_tiles`."""
+    found = count_tiles(problem, wrong, columns, longest)
+    if found is not None:
+        yield Alternative(found.describe(problem), problem, bias=found.add)
 
 
 def _count_all(
@@ -92,10 +129,11 @@ def _count(columns: Doubles) -> npt.NDArray[np.int64] | None:
     both = np.concatenate([some, rest], -1)
     of_zero = both if np.sqrt(np.mean(rest * rest)) > _NO_REST else some
     # Counts are a null vector of the columns: that of the least eigenvalue.
-    vector = np.linalg.eigh(of_zero.T @ of_zero)[1][: some.shape[-1], 0]
+    every = np.linalg.eigh(of_zero.T @ of_zero)[1][:, 0]
+    vector = every[: some.shape[-1]]
     # What is below is a count of 0: no tile counts more than `_MOST_COUNT` times.
     least = vector[np.abs(vector) > np.max(np.abs(vector)) / (_MOST_COUNT + 1)]
-    for usual in (least[np.argmin(np.abs(least))], np.median(vector)):
+    for usual in (least[np.argmin(np.abs(least))], np.median(vector), every[-1]):
         fitted = vector / (usual or 1e-300)
         counts = np.rint(fitted)
         left = both @ np.append(counts, 1.0)
@@ -103,25 +141,10 @@ def _count(columns: Doubles) -> npt.NDArray[np.int64] | None:
         if strange or np.max(np.abs(fitted - counts)) > _OFF_COUNT:
             continue
         if np.sqrt(np.mean(left * left)) < _LEFT:
-            every = np.ones(columns.shape[-1] - 1, np.int64)
-            every[seen[:-1]] = counts
-            return every
+            found = np.ones(columns.shape[-1] - 1, np.int64)
+            found[seen[:-1]] = counts
+            return found
     return None
-
-
-def _count_tiles(
-    counts: Mapping[tuple[Index, int], Any],
-    length: int,
-    size: int,
-    x: Place,
-    index: Index,
-    bias: Doubles | None,
-) -> Doubles:
-    """Add the logarithm of counts to scores."""
-    ones = np.ones(-(-x.m // size))
-    times = [counts.get((index, at), ones) for at in (x.i[:, 0] // length).tolist()]
-    more = np.log(np.maximum(np.stack(times)[:, x.j // size], 1e-300))
-    return np.asarray(more if bias is None else bias + more)
 
 
 def _describe_counts(

@@ -17,11 +17,14 @@ from ...rounding.formats import FORMATS, Format
 from ...rounding.problems import Index
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
-from ...verification.findings import Part, Suspect, describe_span
+from ...verification.empty_rows import find_unseen
+from ...verification.findings import ONLY_IN, Part, Suspect, describe_span
 from ..defects.catalogue import Mutant
 from ..operators.maps import write_shift
+from ..operators.tiles import describe_keys
 from .backward import (
     LENT,
+    LSE_AND_DELTA,
     Backward,
     Candidate,
     HeadPass,
@@ -105,9 +108,13 @@ def explain_backward(
     few = {of: _take_largest(back.samples[of], given[of]) for of in failed}
     n, m, _ = back.first.forward.shape
     listings = [*_LISTINGS, *(() if own else [_list_recomputed])]
-    # What is fitted is tried only as long as nothing holds in right rows as well.
-    some = (x for x in listings if all(y.local for y in found))
-    lost = (x for listing in some for x in listing(back) if all(y.local for y in found))
+
+    # What is fitted is tried only as long as nothing holds in all parts, and right rows as well.
+    def is_open() -> bool:
+        return all(x.local or x.parts != {*failed} for x in found)
+
+    some = (x for x in listings if is_open())
+    lost = (x for listing in some for x in listing(back) if is_open())
     mine = list_edited_backward(back, mistakes, of_user=True)
     for one in chain(mine, list_candidates(back.first, own), lost):
         if one.own and n * m > _PAIRS and {*parts} != {"dq"}:
@@ -149,11 +156,12 @@ def _name(found: Sequence[Held], back: Backward) -> dict[str, list[Suspect]]:
     named: dict[str, list[Suspect]] = {}
     for of in back.failed:
         for x in [x for x in order if of in x.parts][:1]:
-            said = x.everywhere or len(back.parts) == 1 or x.candidate.to
-            only = [] if said else [" and ".join(sorted(x.parts))]
+            # If others fail that it does not explain, the same mistake may still be in them.
+            alone = x.parts == {*back.failed} and not (x.everywhere or x.candidate.to)
+            only = [] if not alone or len(back.parts) == 1 else [" and ".join(sorted(x.parts))]
             only += list_places(back.parts[of].problem, back.samples[of]) if x.local else ()
-            alone = ", but only in " * bool(only) + ", ".join(only)
-            suspect = as_suspect(f"agrees if {x.candidate.text}{alone}")
+            words = ONLY_IN * bool(only) + ", ".join(only)
+            suspect = as_suspect(f"agrees if {x.candidate.text}{words}")
             named[of] = [say_what_is_left(suspect, *back.find_left(x.candidate, of))]
     return named
 
@@ -180,11 +188,46 @@ def _list_known(back: Backward) -> Iterator[Candidate]:
     yield from list_edited_backward(back, known_rows(back.first.forward))
 
 
+def _list_masked(back: Backward) -> Iterator[Candidate]:
+    """List the backward pass that sees hidden keys, or misses some: by rows of dk or dv."""
+    forward, of = back.first.forward, next((x for x in ("dv", "dk") if x in back.failed), "")
+    if "mask" not in forward.first or not of:
+        return
+    changed: dict[Index, tuple[Any, Any]] = {}
+    for at, heads in back.gradients[of].heads.items():
+        got = np.any(back.parts[of].numbers.out(at) != 0, -1)
+        # A row that is not 0 is of a key that some query saw.
+        unseen = np.all([find_unseen(forward, x) for x in heads], 0)
+        kept = got | unseen | ("dq" not in back.failed)  # else it may never have been written
+        if np.any(got & unseen) or not kept.all():
+            changed |= dict.fromkeys(heads, (got & unseen, kept))
+    if changed:
+        every = [_describe_changed(*x) for x in changed.values()]
+        more = f" in head {place(next(iter(changed)))} (and others in {len(changed) - 1} more)"
+        alike = len(changed) == math.prod(forward.lead) and len({*every}) == 1
+        text = f"{every[0]}{more * (not alike)}"
+        back.forward.append(
+            Alternative(text, forward.replaced("mask", partial(_show_changed, changed)))
+        )
+        text = f"the backward pass {text} (lse and out are right)"
+        yield Candidate(text, len(back.forward) - 1)
+
+
+def _describe_changed(more: Any, kept: Any) -> str:
+    parts = (more, "sees hidden {}"), (~kept, "does not see {}")
+    return " and ".join(words.format(describe_keys(x)) for x, words in parts if x.any())
+
+
+def _show_changed(changed: Mapping[Index, tuple[Any, Any]], at: Index, mask: Any) -> Any:
+    more, kept = changed.get(at, (False, True))
+    return (mask | more) & kept
+
+
 def _list_recomputed(back: Backward) -> Iterator[Candidate]:
     """List backward passes that compute a wrong forward pass again, with its log normalisers."""
     for number, x in ((i, x) for i, x in enumerate(back.forward) if x.text):
         words = f"in the backward pass, which computes the forward pass again, {x.text}"
-        yield Candidate(words, number, True, share=share_like(x, back.first))
+        yield Candidate(words, number, LSE_AND_DELTA, share=share_like(x, back.first))
 
 
 def _list_weighed(back: Backward) -> Iterator[Candidate]:
@@ -497,6 +540,7 @@ def _list_rescaled(back: Backward) -> Iterator[Candidate]:
 
 _SCALES = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # where a fit starts
 _LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
+    _list_masked,
     Backward.list_counted,
     _list_rescaled,
     _list_shifted,

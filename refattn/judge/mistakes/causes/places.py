@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,7 +52,7 @@ def describe_place(problem: Problem, sample: Sample, verdict: Verdict) -> str:
     """
     more = ""
     if verdict.rows:
-        rejected = mark_rejected(problem, verdict)
+        rejected = mark_rows(problem, dict(verdict.rows))
         if np.any(rejected != sample.wrong):  # columns are those of other rows
             sample = sample._replace(columns=np.zeros_like(sample.columns))
         sample = sample._replace(wrong=rejected, looked=round(verdict.looked_at * rejected.size))
@@ -69,12 +69,12 @@ def describe_place(problem: Problem, sample: Sample, verdict: Verdict) -> str:
     return ", ".join([count, *(x for x in list_places(problem, sample) if x not in everywhere)])
 
 
-def mark_rejected(problem: Problem, verdict: Verdict) -> npt.NDArray[np.bool_]:
-    """Mark the rows that were rejected, (heads, n)."""
-    rejected = np.zeros((math.prod(problem.lead), problem.shape[0]), bool)
-    for (*head, row), _ in verdict.rows:
-        rejected[problem.number(tuple(head)), row] = True
-    return rejected
+def mark_rows(problem: Problem, rows: Iterable[Index]) -> npt.NDArray[np.bool_]:
+    """Mark some rows, (heads, n)."""
+    marked = np.zeros((math.prod(problem.lead), problem.shape[0]), bool)
+    for *head, row in rows:
+        marked[problem.number(tuple(head)), row] = True
+    return marked
 
 
 def list_places(problem: Problem, sample: Sample) -> Iterator[str]:
@@ -95,11 +95,12 @@ def list_rows(problem: Problem, wrong: npt.NDArray[np.bool_]) -> Iterator[str]:
         return
     if problem.lead and 0 < len(heads) < len(wrong):
         yield name_heads(problem, heads)
-    if size := find_tiles(wrong):
+    size = 0 if np.sum(wrong) == len(heads) * len(rows) else find_tiles(wrong)
+    if size:
         head, row = (int(x) for x in np.argwhere(wrong)[0])
         count = len(np.unique(np.argwhere(wrong) // [1, size], axis=0))
-        row = row // size * size
-        at = f"{row} to {min(row + size, wrong.shape[1]) - 1}"
+        tile = row // size * size
+        at = f"{row} to {tile + np.flatnonzero(wrong[head, tile : tile + size])[-1]}"
         if count == 1:
             yield f"{problem.rows} {at}"
         else:
@@ -193,7 +194,7 @@ def _describe_part(where: str, got: Doubles, right: Doubles, tail: bool) -> Iter
         yield f"{where}: numbers are {product / size:.4g} times as large as they should be"
     elif got.size >= _NUMBERS and abs(_correlate(got, right)) < _UNLIKE:
         tail_words = "the last tile was never written, or its queries were not read"
-        what = tail_words if tail else "they were never written (stale)"
+        what = tail_words if tail else "never written (stale), or computed from something else"
         yield f"{where}: numbers are unlike the exact ones, as if {what}"
     else:
         yield from by_rows

@@ -20,6 +20,7 @@ from ...verification.choice import ProfileChoice, choose_profiles, usual_profile
 from ...verification.empty_rows import find_empty, find_unseen, say_how_to_accept
 from ...verification.findings import (
     LOGARITHMS,
+    ONLY_IN,
     Finding,
     Numbers,
     Part,
@@ -45,7 +46,7 @@ from .places import (
     find_factor,
     list_rows,
     list_seen,
-    mark_rejected,
+    mark_rows,
     remark_normalisers,
     remark_stale,
     remark_zeros,
@@ -87,6 +88,7 @@ _ORDERS = (
     "usual orders of the steps are allowed for (sums over keys or samples first, weights or their "
     "logarithms): if the kernel computes otherwise, rounding may explain such errors"
 )
+_NO_KERNEL = "no kernel has both"  # a remark on profiles: a cause says more
 _CAUSE = "convention"  # name of a suspect that holds
 _AS_CUT = 0.2  # of the shift that truncation makes, how far one may be off
 _IN_FLOAT32 = (  # what is said of such numbers of float64, and their cause
@@ -139,7 +141,10 @@ def explain(
         return verdict._replace(suspects=[*named, *fits])
     if problem.derived is not None:
         near = verdict.z.largest < _NEAR_ORDERS
-        remarks, wrong = [*verdict.remarks, *[_ORDERS] * near], mark_rejected(problem, verdict)
+        remarks, wrong = (
+            [*verdict.remarks, *[_ORDERS] * near],
+            mark_rows(problem, dict(verdict.rows)),
+        )
         looked = round(verdict.looked_at * wrong.size)
         words = ", ".join([f"{wrong.sum():,} of {looked:,} rows", *list_rows(problem, wrong)])
         return verdict._replace(suspects=fits, remarks=remarks, place=words * bool(verdict.rows))
@@ -224,9 +229,7 @@ def _search_columns(
     found, _ = search_causes(alone, of_kept, profiles, dtype, failed, where, sized)
     spans = [np.flatnonzero(x) for x in (sample.columns, sample.columns & ~written)]
     some, zero = (name_span("columns", x) if len(x) else "" for x in spans)
-    there = f", but only in {some}" * (not sample.columns.all()) + f", and {zero} are 0" * bool(
-        zero
-    )
+    there = f"{ONLY_IN}{some}" * (not sample.columns.all()) + f", and {zero} are 0" * bool(zero)
     return [x._replace(text=x.text + there) for x in found if x.name == _CAUSE]
 
 
@@ -286,7 +289,7 @@ def explain_gradients(
             if x != name and "NaN" in text
         ]
         seen = [] if suspects else list(list_seen(problem, samples[name], exact[name]))
-        remarks = [*nan, *seen, *verdict.remarks]
+        remarks = [*nan, *seen, *(x for x in verdict.remarks if not (suspects and _NO_KERNEL in x))]
         if not suspects:
             about = problem, parts[name].numbers, samples[name]
             held = name_empty_rows(*about) or name_copies(*about, by, verdict.dtype)
@@ -487,7 +490,8 @@ def name_factors(problem: Problem, fits: Sequence[Suspect]) -> list[Suspect]:
         known["1 / the number of query heads of a key head"] = 1 / share
     for x in fits:
         words = name_number(1 + x.estimate, x.error, known)
-        text = f"{x.text}: {words}" if x.name == "factor" and words else x.text
+        said, *where = x.text.partition(ONLY_IN)
+        text = "".join([f"{said}: {words}", *where]) if x.name == "factor" and words else x.text
         named.append(x._replace(text=text))
     return named
 

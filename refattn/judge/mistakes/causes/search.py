@@ -23,7 +23,7 @@ import numpy as np
 
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
-from ...verification.findings import Numbers, Suspect
+from ...verification.findings import ONLY_IN, Numbers, Suspect
 from ..defects.catalogue import Mutant
 from ..operators.offsets import list_offsets
 from .normalisers import Normalisers, list_exchanged_normalisers
@@ -139,7 +139,7 @@ def suspect_alternative(words: str, one: Explained, trials: Trials) -> Suspect:
     start = "agrees if" if one.holds and not alone else "agrees in part if"
     places = list_places(trials.problem, trials.sample)  # columns of few rows say nothing
     where = ", ".join(x for x in places if not x.startswith("columns between")) or "some rows"
-    there = "" if one.everywhere else f", but only in {where}"
+    there = "" if one.everywhere else f"{ONLY_IN}{where}"
     name = "convention" if one.holds else "convention in part"
     if words.startswith("precision is lost"):
         name = "roundings"

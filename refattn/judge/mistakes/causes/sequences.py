@@ -87,6 +87,31 @@ def show_sequence(problem: Problem, rows: Rows) -> Seen:
     return np.asarray(take_rows(problem, rows, seen, among=False).mask)
 
 
+def list_later_queries(problem: Problem) -> Iterator[Alternative]:
+    """List kernels in which keys are seen by queries after the end of their sequence, too."""
+    packed = problem.packed
+    if packed is None or packed.queries.ndim > 1:
+        return
+    right = Bounds.of(packed.queries, packed.keys)
+    end = packed.queries[None, 1:]
+    ends = {"the first query of the next sequence": end + 1}
+    for size in TILE_SIZES:
+        words = f"the next queries, up to a multiple of {size}"
+        ends[f"{words} from its first one on"] = end + (right.rows - end) % size
+        ends[f"{words} in the buffer"] = end + -end % size
+    for words, last in ends.items():
+        text = f"keys of a sequence are also seen by {words}"
+        yield Alternative(text, problem, partial(_show_to, right, last, packed), among=False)
+
+
+def _show_to(right: Bounds, last: Numbers1D, packed: Packed, x: Place) -> Seen:
+    """Show keys to queries from the first of their sequence up to the last, by their distance."""
+    at = np.maximum(np.searchsorted(right.begin[0], x.j, "right") - 1, 0)
+    theirs = (x.i >= right.rows[0, at]) & (x.i < last[..., at])
+    ahead = x.j - x.i - right.level[0, at]
+    return np.asarray(theirs & show_distances(ahead, packed.causal, packed.window))
+
+
 def one_sequence(problem: Problem) -> Problem:
     """Return a problem with the causal attention and windows of several sequences, but of one."""
     packed, (_, m, columns) = problem.packed, problem.shape

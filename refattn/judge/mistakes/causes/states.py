@@ -15,7 +15,7 @@ from ...rounding.formats import FORMATS
 from ...rounding.problems import Index, Problem
 from ...rounding.roundings import Roundings
 from ...rounding.states import TokenArrays, give, is_delta
-from ...verification.findings import Finding, Numbers, Suspect
+from ...verification.findings import ONLY_IN, Finding, Numbers, Suspect
 from .places import by_row, describe_factors, name_heads
 from .suspects import as_suspect
 
@@ -396,7 +396,7 @@ def explain_states(problem: Problem, numbers: Numbers, roundings: Roundings) -> 
             alone = (
                 rest and not _mean_square(one, {x: every[x] for x in rest}, roundings) <= _SQUARE
             )
-            text = f"{one.text}, but only in {name_heads(problem, numbered)}" if alone else one.text
+            text = f"{one.text}{ONLY_IN}{name_heads(problem, numbered)}" if alone else one.text
             near.append((off, text))
             holding += [(left, text)] if holds else []
     # A state with fewer digits is no other recurrence: its errors are predicted, and must then be

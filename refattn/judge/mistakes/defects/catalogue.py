@@ -38,6 +38,7 @@ _ABLE = {
     "ra": ("omega", *_OF_ALL),
     "lara": ("omega", "mask", "gqa"),
     "linear": _OF_ALL,
+    "performer-relu": ("omega", *_OF_ALL),
     "kernel": ("omega",),
     "eva": ("causal", "gqa"),
     "second-order": ("causal", "gqa"),
@@ -53,7 +54,11 @@ _ABLE_BACK = {
     "rfa": ("omega_only", *_OF_ALL, "vjp"),
     "linear": (*_OF_ALL, "vjp"),
 }
-_TAGS = {"lara": {"weighting": "balance"}, "linear": {"feature_map": "elu"}}
+_TAGS = {
+    "lara": {"weighting": "balance"},
+    "linear": {"feature_map": "elu"},
+    "performer-relu": {"coupling": "iid"},
+}
 # The options without which a mistake makes no difference, by the first word of its name.
 _NEEDS = {x: {x} for x in ("bias", "sinks", "softcap", "window")} | {"sink": {"sinks"}}
 _NEEDS |= {x: {"mask", "causal", "window", "bias", "sinks"} for x in ("mask", "causal")}

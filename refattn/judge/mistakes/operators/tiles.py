@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ....arrays.library import Doubles
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
+from ...verification.findings import describe_span
 from ..causes.sampled import Alternative, Result, Rows, attend, take_rows
 from ..causes.slips import (
     MERGED_PARTS,
@@ -249,7 +250,7 @@ def list_scoped(
             chosen = _choose(np.concatenate(columns, -1), np.concatenate(rest))
             if chosen is not None:
                 keys = np.isin(np.arange(m) // size, chosen)
-                words = f"{text}, but only for {_describe_keys(keys)}"
+                words = f"{text}, but only for {describe_keys(keys)}"
                 yield Alternative(words, problem, answer=partial(_mix, right, other, keys))
 
 
@@ -287,8 +288,9 @@ def _mix(right: ScoreText, other: ScoreText, keys: npt.NDArray[np.bool_], rows: 
     return attend_by(np.where(here, t, s), np.where(here[:, None], u, v))
 
 
-def _describe_keys(keys: npt.NDArray[np.bool_]) -> str:
+def describe_keys(keys: npt.NDArray[np.bool_]) -> str:
+    """Name some keys by spans of them, of many the first."""
     edges = np.flatnonzero(np.diff(np.pad(keys.astype(int), 1)))
-    spans = [f"{a} to {b - 1}" for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    spans = [describe_span(np.arange(*x)) for x in zip(edges[::2], edges[1::2], strict=True)]
     more = f" and {len(spans) - _SPANS_NAMED} more spans" if len(spans) > _SPANS_NAMED else ""
-    return f"keys {', '.join(spans[:_SPANS_NAMED])}{more}"
+    return f"key{'s' * int(np.sum(keys) > 1)} {', '.join(spans[:_SPANS_NAMED])}{more}"

@@ -123,6 +123,19 @@ def write_near_and_features(query: Query, q: Any, k: Any, v: Any, omega: Any) ->
     return query.average(scores, xp.concat([v, means], axis=-2), seen)
 
 
+def write_projections(query: Query, q: Any, k: Any, v: Any, omega: Any) -> Any:
+    """Average values with products of ReLU features as weights."""
+    xp, epsilon = q.__array_namespace__(), query.options["kernel_epsilon"]
+    phi, psi = (xp.maximum(x @ omega.mT, 0.0) + epsilon for x in (query.take(q), k))
+    psi = xp.where(query.seen[:, None], psi, 0.0)
+    values = xp.concat([v, xp.ones_like(v[..., :1])], axis=-1)
+    if query.logs:
+        weights = phi @ psi.mT
+        return weights / xp.sum(weights, axis=-1, keepdims=True) @ v
+    total = phi @ (psi.mT @ values) if query.order == "states" else phi @ psi.mT @ values
+    return total[..., :-1] / total[..., -1:]
+
+
 def write_importance(query: Query, q: Any, k: Any, v: Any, omega: Any, log_weight: Any) -> Any:
     """Sum over samples, over the exact normaliser."""
     xp, q = q.__array_namespace__(), query.take(q)
@@ -337,6 +350,7 @@ TEXTS: Mapping[Any, tuple[Callable[..., Any], tuple[str, ...]]] = {
     naive.linear_randomized_attention: (write_proposals, _ALL_STEP_ORDERS),
     naive.local_random_feature_attention: (write_near_and_features, _ALL_STEP_ORDERS),
     naive.importance_sampled_attention: (write_importance, _ALL_STEP_ORDERS),
+    naive.relu_feature_attention: (write_projections, ("pairs", "features", "states")),
     naive.eva_attention: (write_chunks, _STEP_ORDERS),
     naive.second_order_attention: (write_moments, _STEP_ORDERS),
     naive.coreset_attention: (write_coreset, _STEP_ORDERS),

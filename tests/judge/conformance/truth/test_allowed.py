@@ -19,7 +19,7 @@ def rounded(x, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("estimator", ["softmax", "rfa"])
+@pytest.mark.parametrize("estimator", ["softmax", "rfa", "performer-relu"])
 def test_honest_evaluations_stay_within_the_allowed_error(estimator, dtype):
     """Every operation rounded to the dtype, sums in turn: within a fifth, and not far below."""
     near = partial(rounded, dtype=dtype)
@@ -53,7 +53,14 @@ def test_honest_evaluations_stay_within_the_allowed_error(estimator, dtype):
         top = total(near(a[..., None] * sums[..., None, :, :]), -2)
         return near(top / dot(a, total(b, -2)[..., None, :]))
 
-    fn = {"softmax": softmax, "rfa": rfa}[estimator]
+    def relu(q, k, v, *, omega):
+        root = near(q.shape[-1] ** -0.25)
+        a, b = (np.maximum(dot(near(root * x), omega), 0.0) + near(1e-3) for x in (q, k))
+        weights = dot(near(a), near(b))
+        top = total(near(weights[..., None] * v[..., None, :, :]), -2)
+        return near(top / total(weights, -1)[..., None])
+
+    fn = {"softmax": softmax, "rfa": rfa, "performer-relu": relu}[estimator]
     t = CheckRun(of(fn, estimator, dtype=dtype), "test", 0, 50)
     worst = 0.0
     for seed, size in itertools.product(range(8), (0.3, 1.0, 2.0)):

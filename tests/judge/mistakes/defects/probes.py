@@ -9,7 +9,7 @@ from refattn.typing import KEY_LAWS
 
 COUNT = {"rfa": "num_features", "ra": "num_samples", "lara": "num_proposals"}
 SIZES = COUNT | {
-    "rfa-local": "num_features",
+    **dict.fromkeys(("rfa-local", "performer-relu"), "num_features"),
     **dict.fromkeys(("coreset", *(f"sampled-{law}" for law in KEY_LAWS)), "num_keys"),
 }
 CHUNKED = ("eva", "eva-sampled", "second-order")

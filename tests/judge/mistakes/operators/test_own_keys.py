@@ -174,7 +174,9 @@ def test_what_few_rows_say_and_what_all_say():
             ProfileTrial("", [], x, Z(rms, 0.0, ()), 1.0, {}, True, None, 0.0, (), [])
             for x in (whole, few)
         )
-        return [(x.name, x.estimate) for x in trial.choose_suspects(*tries)]
+        found = trial.choose_suspects(*tries, "row 5")
+        assert all(x in whole or x.text.endswith(", but only in row 5") for x in found)
+        return [(x.name, x.estimate) for x in found]
 
     scale, factor = suspect("scale", 0.06, 0.001), suspect("factor", 0.3, 0.001, 0.99)
     assert chosen([suspect("scale", 3e-4, 1e-4)], [scale]) == [("scale", 0.06)]

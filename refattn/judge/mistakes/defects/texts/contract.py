@@ -11,7 +11,7 @@ import numpy as np
 from .....arrays.library import Array
 from .....naive.few_keys import coreset_attention, sampled_key_attention
 from .....naive.lara import linear_randomized_attention
-from .....naive.linear import linear_attention
+from .....naive.linear import linear_attention, relu_feature_attention
 from .....naive.near_and_far import (
     eva_attention,
     local_random_feature_attention,
@@ -78,6 +78,7 @@ def attention(estimator: str) -> Callable[..., Array]:
         "ra": randomized_attention,
         "lara": linear_randomized_attention,
         "linear": linear_attention,
+        "performer-relu": relu_feature_attention,
         "eva": eva_attention,
         "eva-sampled": eva_attention,
         "second-order": second_order_attention,
@@ -87,5 +88,9 @@ def attention(estimator: str) -> Callable[..., Array]:
     return found.get(estimator, sampled_key_attention)
 
 
-DRAWN = {"rfa": of_kernel, "rfa-local": of_kernel, "ra": of_target, "lara": of_proposals}
+DRAWN = {
+    **dict.fromkeys(("rfa", "rfa-local", "performer-relu"), of_kernel),
+    "ra": of_target,
+    "lara": of_proposals,
+}
 HELD: dict[Any, Array] = {}  # of an implementation, between its calls
