@@ -191,7 +191,7 @@ def list_mask_ends(
     if "mask" not in problem.first or problem.packed is not None:
         return
     for turn, words in ((1, "ends"), (-1, "begins")):
-        opened = problem.replaced("mask", partial(_show_to, turn, {}, math.inf))
+        opened = problem.replaced("mask", partial(_move_end, turn, {}, math.inf))
         by_member: dict[Index, list[tuple[Doubles, Places]]] = {}
         for x in thin(wrong, _OWN_HEADS):
             x = x.take(thin(np.arange(len(x.got)), _FEW_OWN))
@@ -208,7 +208,7 @@ def list_mask_ends(
             ends = {int(y[0]) + by[at] + 1 for at, x in by_member.items() for _, y in x if by[at]}
             if turn > 0 and len(each) > 1 and max(by.values()) < (size := math.gcd(*ends)):
                 text += f": at the next multiple of {size} keys" * (min(by.values()) >= 0)
-            shown = partial(_show_to, turn, by, 0)
+            shown = partial(_move_end, turn, by, 0)
             yield Alternative(text, problem.replaced("mask", shown))
 
 
@@ -223,7 +223,7 @@ def _find_ends(mask: Seen, turn: int) -> Places:
     return np.asarray(m - 1 - at if turn > 0 else at)
 
 
-def _show_to(turn: int, by: Mapping[Index, int], more: float, at: Index, mask: Seen) -> Seen:
+def _move_end(turn: int, by: Mapping[Index, int], more: float, at: Index, mask: Seen) -> Seen:
     """Show all keys up to so many past the last that each query sees, or hide the last."""
     past = turn * (np.arange(mask.shape[1]) - _find_ends(mask, turn)[:, None])
     most = turn * by.get(at[:-1], 0) + more

@@ -206,13 +206,13 @@ def _name_crossed(size: int, times: Doubles) -> str:
     each = np.arange(size) // (size // len(times))
     words = []
     for part, row in enumerate(times):
-        theirs = [_describe_keys(each == x) for x in np.flatnonzero(row)]
+        theirs = [describe_keys(each == x) for x in np.flatnonzero(row)]
         often = [f" {c:.0f} times" * (c > 1) for c in row[row > 0].tolist()]
         if theirs and not np.array_equal(row, np.eye(len(times))[part]):
             met = " and ".join(f"{x}{y}" for x, y in zip(theirs, often, strict=True))
-            words.append(f"weights of {_describe_keys(each == part)} meet the values of {met}")
+            words.append(f"weights of {describe_keys(each == part)} meet the values of {met}")
     if lost := np.flatnonzero(~times.any(-1)).tolist():
-        keys = _describe_keys(np.isin(each, lost))
+        keys = describe_keys(np.isin(each, lost))
         words.append(f"weights of {keys} count in the sum of the weights only")
     return f"in each tile of {size} keys, {', and '.join(words)}"
 
