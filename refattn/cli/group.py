@@ -15,7 +15,7 @@ from .._version import __version__
 from ..arrays.words import close
 from .options import Unusable, examples, known_option, needed, one_line
 from .progress import Work, notice
-from .streams import drop_unread, unread
+from .streams import INTERRUPTED, drop_unread, unread
 
 # Commands: module and function, imported when they run, and the line of `refattn --help`.
 COMMANDS = {
@@ -38,7 +38,6 @@ The shell completes names of commands, options and estimators after
 
 
 _UNREAD = 128 + 13  # as of a program that SIGPIPE ends
-_INTERRUPTED = 128 + 2
 
 
 class _Group(click.Group):
@@ -84,7 +83,7 @@ def _give_status() -> Iterator[None]:
         raise Unusable(" ".join(str(error).split())) from None
     except KeyboardInterrupt:
         notice("Aborted!")
-        raise click.exceptions.Exit(_INTERRUPTED) from None
+        raise click.exceptions.Exit(INTERRUPTED) from None
 
 
 @click.group(

@@ -21,13 +21,14 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 from ..arrays.words import ending
-from .streams import drop_unread, open_closed
+from .streams import INTERRUPTED, drop_unread, open_closed
 
 if TYPE_CHECKING:
     import click
 
 
 _MISTAKE = 70  # EX_SOFTWARE of sysexits.h
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main() -> None:
@@ -49,11 +50,16 @@ def main() -> None:
 def _run_commands() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # characters that it does not have
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, _interrupt)
     try:
+        for number in _STOP_SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, _interrupt)
+        if os.name == "posix":
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
         commands()(prog_name="refattn")
+    except KeyboardInterrupt:  # before a command has begun
+        sys.stderr.write("Aborted!\n")
+        sys.exit(INTERRUPTED)
     except Exception:  # Python's own status for these is 1, that of FAIL
         traceback.print_exc()
         sys.stderr.write(
@@ -95,7 +101,7 @@ def _check_in_a_process(words: list[str]) -> int:
             given, _, status = ours.recv(len(proof) + 4).partition(b" ")
             if given == proof:
                 return int(status)
-    if -ended in (signal.SIGINT, signal.SIGTERM):
+    if -ended in _STOP_SIGNALS:
         return 128 - ended
     _report_lost(ended)
     return 2
@@ -103,10 +109,13 @@ def _check_in_a_process(words: list[str]) -> int:
 
 def _wait_for(command: list[str], number: int) -> int:
     """Run a command that gets a file descriptor, and hand on the signals that would end it."""
+    # Neither process is interrupted before it knows what to do then.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     with subprocess.Popen(command, pass_fds=[number]) as running:
-        for each in (signal.SIGINT, signal.SIGTERM):
+        for each in _STOP_SIGNALS:
             if signal.getsignal(each) != signal.SIG_IGN:
                 signal.signal(each, lambda number, _: running.send_signal(number))
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return running.wait()
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+INTERRUPTED = 128 + 2  # exit status, as of a program that Ctrl-C ends
+
 
 def open_closed() -> None:
     """Open what the process began without: Python has no object for a closed standard error."""

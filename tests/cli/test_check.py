@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -263,6 +264,32 @@ def test_a_hanging_candidate_fails_and_is_ended(forked, words):
     assert done.returncode == 1, done.stderr
     assert "expected an answer within 3 s; got none" in done.stdout
     assert gone(int(Path("id").read_text()))
+
+
+@posix
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("phase", ["start", "import", "call"])
+def test_a_signal_ends_a_check_soon(phase, number):
+    """Sent to all its processes, as a terminal does."""
+    Path("ending.py").write_text(HANGS.format("def fn(q, k, v): " * (phase == "call")), "utf-8")
+    words = [sys.executable, "-m", "refattn", "check", "ending:fn", "--estimator", "softmax"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
+    with subprocess.Popen(words, env=ENV, encoding="utf-8", **pipes) as running:
+        if phase == "start":
+            time.sleep(0.7)
+        else:
+            while not Path("id").exists() or not Path("id").read_text():
+                time.sleep(0.05)
+        os.killpg(running.pid, number)
+        try:
+            out, err = running.communicate(timeout=10)
+        finally:
+            running.kill()
+    assert "Traceback" not in err
+    assert running.returncode == 3 if phase == "call" else running.returncode in (2, 130)
+    assert "interrupted after 0 calls" in out if phase == "call" else not out
+    assert phase == "start" or gone(int(Path("id").read_text()))
 
 
 @posix

@@ -8,7 +8,7 @@ import pytest
 
 import refattn
 from refattn import conformance, naive
-from refattn.judge.conformance import check
+from refattn.judge.conformance import check, checks_of
 from refattn.judge.conformance.report import runner
 from refattn.judge.mistakes.defects import MUTANTS
 from tests.judge.conformance import candidates
@@ -69,7 +69,7 @@ JUSTIFIED = {
     "normaliser_without_keys gradients_of_normalisers gradients_of_layouts gradients_again",
     "an identity whatever the conventions are, or of states": "tokens_one_by_one "
     "later_tokens_unseen packed_apart state_handed_over states extreme_decays",
-    "rejects nothing: it says what is not tested": "unseen_law",
+    "rejects nothing: it says what is not tested": "unseen_law unseen_weights",
 }
 
 
@@ -139,13 +139,19 @@ def test_the_own_proposal_of_lara_is_told_from_the_mixture():
     assert report.verdict == "FAIL"
 
 
-def test_a_verdict_on_lara_says_that_weights_and_centres_were_not_tested():
-    def limits(*capabilities, **tags):
-        return {*conformance.Adapter(len, "lara", capabilities, tags).limits}
+def test_no_lara_passes_whose_weights_cannot_be_tested():
+    def tested(*capabilities, **tags):
+        lara = conformance.Adapter(len, "lara", capabilities, tags)
+        return {x.name for x in checks_of(lara)} & {"proposal_average", "unseen_weights"}
 
-    assert limits() == {"centres=own"}
-    assert limits("omega") == limits(centres="chunks") == set()
-    assert limits("omega_only") == {"omega_only"}
+    assert tested() == tested(centres="chunks", dtype="float16") == {"unseen_weights"}
+    assert tested(centres="chunks") == {"proposal_average"}
+    assert tested("omega") == tested("omega_only") == set()
+    lara = refattn.linear_randomized_attention
+    report = check(lara, estimator="lara", checks=["unseen_weights"])
+    assert report.verdict == "UNDERPOWERED"
+    assert "no error would be detected, however large" in str(report)
+    assert "add --tag centres=chunks" in report.advice
 
 
 # Those that are written here, of which `wrong_candidates.txt` is the table.

@@ -183,9 +183,6 @@ class Adapter:
         """For each declared limit of the candidate, what a report does not cover."""
         words = dict.fromkeys(self.capabilities, "")
         words |= {tag: f"={write_tag(value)}" for tag, value in self.declared.items()}
-        words.pop("centres", None)  # chunks, of which all is tested
-        if self.has("proposals") and self["centres"] == "own" and "omega" not in words:
-            words |= {"centres": "=own"} if self.draws else {}
         known = self.drawn_keyword or self.has("random-features") or self.has("target")
         if self.has("random") and self.draws and not (known or self.has("proposals")):
             words["own_law"] = ""  # which is all that is known of its values

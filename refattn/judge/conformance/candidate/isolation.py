@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import partial, update_wrapper
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -62,9 +63,13 @@ class Elsewhere:
         self.worker = _Worker(find)
         most = None if timeout is None else timeout + _TO_START
         try:
+            self.worker.start()
             problem, self.__qualname__, parameters = self.worker.ask(None, most)
         except Crash as crash:
             problem = crash.got
+        except BaseException:  # an interrupt: Python would wait for the process before it ends
+            self.close()
+            raise
         if problem:
             self.close()
             raise ValueError(problem)
@@ -175,11 +180,21 @@ class _Worker:
     def __init__(self, find: Callable[[], Any]) -> None:
         # A forked process would lack the threads of libraries, which then wait for them.
         context = multiprocessing.get_context("spawn")
-        self._connection, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, find))
-        self._process.start()
-        other.close()
+        self._connection, self._other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(self._other, find))
         self._asked = False
+
+    def start(self) -> None:
+        """Start the process, which hears no Ctrl-C: this one decides what ends."""
+        if os.name == "posix":
+            resource_tracker.ensure_running()  # its own start would let the signal through
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            self._process.start()
+        finally:
+            self._other.close()
+            if os.name == "posix":
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def ask(self, question: Any, timeout: float | None = None) -> Any:
         """Send a question and wait for the answer, which only holds arrays, text and numbers."""
@@ -203,11 +218,13 @@ class _Worker:
 
     def end(self) -> None:
         """End the process, whatever it does, and those that it has started."""
+        if self._process.pid is None:  # it has not started
+            return
         if not self._asked:  # else it has no time to hear of it
             with suppress(OSError):
                 self._connection.send(_END)
             self._process.join(GRACE)
-        if os.name == "posix" and self._process.pid is not None:
+        if os.name == "posix":
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
@@ -230,9 +247,10 @@ class _Answer(pickle.Unpickler):
 
 def _serve(connection: Connection, find: Callable[[], Any]) -> None:
     """Make the calls that are asked for."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if os.name == "posix":
         os.setsid()  # the processes that it starts end with it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process decides
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     threading.Thread(target=_end_with_parent, daemon=True).start()
     own = os.getpid()
     adapters: dict[str, Adapter] = {}

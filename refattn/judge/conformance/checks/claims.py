@@ -174,6 +174,8 @@ two_proposals | proposals | draws precise weighting=balance/weighting=own causal
   | two proposals are weighted by the formula, for each query
 proposal_average | proposals | bound precise centres=chunks multiple_of=1
   | weights of keys have the distribution that follows from one proposal for each chunk
+unseen_weights | proposals | law -omega -precise/-centres=chunks/-multiple_of=1
+  | centres and importance weights are only known if declared or passed, so they are not tested
 """
 
 

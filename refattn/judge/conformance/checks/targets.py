@@ -356,6 +356,21 @@ def two_proposals(t: CheckRun) -> None:
 
 
 @add_check
+def unseen_weights(t: CheckRun) -> None:
+    """Test nothing, and report UNDERPOWERED.
+
+    To test the weights, declare centres=chunks if your proposals are those of refattn, for float32
+    or float64 arrays of any number of tokens; or take omega= and centres= (--capability omega).
+    """
+    t.power["centres and importance weights"] = (lambda alpha: math.inf, 1.0)
+    t.advice = (
+        "to test centres and importance weights, add --tag centres=chunks if your proposals are "
+        "the means of chunks (float32 or float64, any number of tokens), or --capability omega if "
+        "your function takes omega= and centres="
+    )
+
+
+@add_check
 def proposal_average(t: CheckRun) -> None:
     """Compare the distribution of weights at C = 3 with that of refattn.
 

@@ -92,6 +92,7 @@ class CheckRun:
     beyond: str = ""  # why it ended, if that was a problem beyond what the candidate takes
     refused: str = ""  # why no call can be right, if the first call ended so
     crashed: bool = False  # whether the end of the candidate's process ended it
+    advice: str = ""  # how to get what it lacks
     untried: list[str] = field(default_factory=list)  # what the check left out, and why
     over: bool = False  # time has run out, and nobody waits for the rest
     interrupted: bool = False  # by a signal

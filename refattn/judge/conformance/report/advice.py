@@ -45,7 +45,8 @@ def advise(
     short = [bool(t.p) for result, t in weak if result.shortfalls]
     if any(short):
         return f"too few seeds: --level {higher[0]}" if higher else ""
-    return _UNSEEN_DRAWS if short else ""
+    known = [t.advice for _, t in weak if t.advice]
+    return known[0] if known else _UNSEEN_DRAWS if short else ""
 
 
 def _say_compiled(times: Mapping[Any, list[float]]) -> str:

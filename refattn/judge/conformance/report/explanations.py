@@ -31,6 +31,7 @@ _OTHER_KINDS = {  # of checks that are unlike the others of their layer
     "rounding_errors": "a test of rounding errors: a correct function fails with probability below "
     "1e-8",
     "unseen_law": "no test",
+    "unseen_weights": "no test",
 }
 _OF_DRAWS = "how the function draws (distribution, coupling, use of the seed)"
 _OF_NUMBERS = "the element and the sizes in the report (--reproducers prints a script)"

@@ -30,7 +30,7 @@ def not_tried(adapter: Adapter, chosen: Iterable[str]) -> dict[str, str]:
 
 # Tags without which, or with another value of which, more checks may apply.
 _LIMITING = (
-    *("dtype", "epsilon", "features", "coupling", "layout", "centres", "weighting"),
+    *("dtype", "epsilon", "features", "coupling", "layout", "weighting"),
     *("self_attention", "causal_only", "same_value_size", "multiple_of", "empty_rows"),
 )
 
@@ -43,7 +43,7 @@ def _with_more(adapter: Adapter) -> Iterator[tuple[str, Adapter]]:
         for name in sorted({*adapter.record.options} & {*CAPABILITIES} - {*adapter.capabilities})
     ]
     for name in _LIMITING:
-        value = "chunks" if name == "centres" else DEFAULTS[name]
+        value = DEFAULTS[name]
         if tags[name] != value:
             more.append((f"--tag {name}={write_tag(value)}", set(), {name: value}))
     for count in (1, 2):

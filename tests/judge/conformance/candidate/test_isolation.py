@@ -6,6 +6,7 @@ import os
 import pytest
 
 from refattn.judge.conformance import check
+from refattn.judge.conformance.candidate import isolation
 from tests.judge.conformance.candidates import infinite, pasted, plain, single, writing
 
 SOFTMAX = {"estimator": "softmax", "rng": 0, "isolate": True}
@@ -19,6 +20,21 @@ def crashing(q, k, v):
 
 def contiguous_only(q, k, v):
     return plain(q, k, v) if q.flags.c_contiguous else v
+
+
+def test_an_interrupt_ends_the_process_that_imports(monkeypatch):
+    """Python would wait for it before it ends."""
+
+    def interrupted(self, *asked):
+        raise KeyboardInterrupt
+
+    ended = []
+    monkeypatch.setattr(isolation._Worker, "start", lambda self: None)
+    monkeypatch.setattr(isolation._Worker, "ask", interrupted)
+    monkeypatch.setattr(isolation._Worker, "end", lambda self: ended.append(self))
+    with pytest.raises(KeyboardInterrupt):
+        isolation.Elsewhere(len)
+    assert len(ended) == 1
 
 
 @pytest.mark.long
