@@ -35,6 +35,7 @@ from ..defects.catalogue import Mutant
 from ..operators.exponentials import is_of_weights, rounds_weights
 from ..operators.grids import find_grid
 from .alternatives import list_alternatives
+from .edited import list_like
 from .fitted import name_copies, name_dropout
 from .gradients import explain_backward
 from .normalisers import share_of_offset
@@ -139,7 +140,9 @@ def explain(
         return verdict._replace(suspects=[*named, *fits])
     if problem.derived is not None:
         near = verdict.z.largest < _NEAR_ORDERS
-        return verdict._replace(suspects=fits, remarks=[*verdict.remarks, *[_ORDERS] * near])
+        found = [as_suspect(f"agrees if {x}") for x in list_like(problem, numbers.out)]
+        remarks = [*verdict.remarks, *[_ORDERS] * near]
+        return verdict._replace(suspects=[*found, *fits], remarks=remarks)
     if problem.kind != "scores":
         # Features have no scores: where products are positive, their logarithms stand for these.
         found = list(_explain_features(problem, numbers, profiles, verdict))
