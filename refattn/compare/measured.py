@@ -468,7 +468,7 @@ def measure(
                 rows.append(row)
                 warm.add(record.name)
     except KeyboardInterrupt:
-        known = {(x.estimator, x.samples) for x in (*rows, *skipped)}
+        known = {x[:2] for x in (*rows, *skipped)}
         left = [(x.name, s) for x, s in cases if (x.name, s) not in known]
         skipped += [Skipped(*x, _CUT_SHORT, _CUT_SHORT) for x in left]
         raise Interrupted(result()) from None
