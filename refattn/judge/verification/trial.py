@@ -204,7 +204,12 @@ def choose_suspects(whole: ProfileTrial, few: ProfileTrial, where: str) -> list[
         same
         or plain[:1]
         or some
-        or [x for x in whole.suspects if x.name not in keys or _is_whole(x)]
+        or [
+            x
+            for x in whole.suspects
+            if (x.name not in keys or _is_whole(x))
+            and (1 - x.explained) * whole.z.rms**2 < _LEFT_IN_FEW
+        ]
     )
 
 
