@@ -381,9 +381,10 @@ def find_smallest(
             total = _reach(lambda x: -log_quadratic(x, few), math.log(2 * many) - level)
             least = min(least, total / few.size)
         sizes["tile"] = _reach(mean, least)
-    if heads > 1 and apart:
+    if heads > 1 and n > 1 and apart:
         sizes["head"] = _reach(mean, _reach(lambda x: -log_chernoff(x, n), math.log(heads) - level))
-    return {x: y for x, y in sizes.items() if y < 1}
+    # Rows that are all wrong are seen where one of them is.
+    return {x: min(y, sizes["row"]) for x, y in sizes.items() if min(y, sizes["row"]) < 1}
 
 
 class _BlockLaw(NamedTuple):

@@ -54,7 +54,7 @@ import numpy as np
 from ...arrays.threads import one_blas_thread
 from ..kinds.chosen import judge_choice
 from ..kinds.parts import settle_part
-from ..mistakes.causes.places import list_remarks, list_rows, mark_rows, suspect_narrower
+from ..mistakes.causes.places import list_remarks, say_rows, suspect_narrower
 from ..mistakes.causes.reasons import explain, explain_gradients
 from ..mistakes.causes.states import find_coarse_state, keep_common
 from ..rounding.hardware import IEEE
@@ -294,7 +294,7 @@ class _Case:
             few = tuple((at[:-1], slice(at[-1], at[-1] + 1)) for at in told)
             if problem.is_mean and (few or best.loud):
                 some = self.attempt(name, few or best.loud)
-                there = ", ".join(list_rows(problem, mark_rows(problem, told)))
+                there = say_rows(problem, told, best.rows).partition(", ")[2]
                 suspects = choose_suspects(best, some, there) if few else some.suspects
             remarks += [
                 *suspect_narrower(problem, dtype),
@@ -341,6 +341,7 @@ class _Case:
             blind=tuple(blind),
             element=best.element,
             idle=len(best.idle),
+            place=say_rows(problem, [x for x, _ in wrong], best.rows),
             rows=wrong,
             more_rows=more,
             strict=self.strict,

@@ -46,6 +46,7 @@ _STRICTER = " (--strict allows sums in float32 only)"
 _NUMBER = re.compile(r"-?\d[\d.]*(e[-+]?\d+)?( ± \S+)?")
 _NEARLY_ALL = 0.99  # of the error
 _ABSURD = 2.0**53  # standard deviations: more than an error as large as the numbers, in float64
+_INTERRUPTED = "interrupted"
 _CAUSES, _REMARKS = 2, 3  # that are written without `verbose`
 _OF_SIZES = ("bound", "largest z", "mean square", "likelihood")
 _OF_ROW = ("where", "p")
@@ -203,11 +204,11 @@ class Verdict(NamedTuple):
         return self._replace(remarks=[text, *self.remarks], parts=parts)
 
     def leave_causes(self) -> Verdict:
-        """Say of wrong numbers that their causes were not searched for, unless it is a factor."""
+        """Say of wrong numbers that their causes, beside a factor, were not searched for."""
         if self.verdict != "FAIL":
             return self
         found = [x for x in self.suspects if x.name == "factor" and x.explained > ALL_BUT]
-        return self._replace(suspects=found).with_remark(NOT_EXPLAINED)
+        return self._replace(suspects=found).with_remark("other " * bool(found) + NOT_EXPLAINED)
 
     def blame_sums(self, other: Verdict) -> Verdict:
         """Name narrow sums as the cause, as the verdict on any sums is another that passed."""
@@ -216,7 +217,7 @@ class Verdict(NamedTuple):
             return self._replace(parts=parts)
         text = f"some sums are narrower than float32: if they may be, this is a {other.verdict}"
         cause = Suspect("narrow sums", math.nan, math.nan, math.nan, math.nan, text)
-        remarks = [x for x in self.remarks if x != NOT_EXPLAINED]
+        remarks = [x for x in self.remarks if not x.endswith(NOT_EXPLAINED)]
         return self._replace(suspects=[cause], remarks=remarks, parts=parts)
 
     def note_sums(self, passed: Sequence[str]) -> Verdict:
@@ -228,7 +229,7 @@ class Verdict(NamedTuple):
     def cut_short(self, left: Sequence[str]) -> Verdict:
         """Say which parts were not judged: without them nothing passes."""
         verdict = "UNDERPOWERED" if self.verdict == "PASS" and left else self.verdict
-        text = f"interrupted: {', '.join(left)} not judged" if left else "interrupted"
+        text = _INTERRUPTED + f": {', '.join(left)} not judged" * bool(left)
         return self._replace(verdict=verdict).with_remark(text)
 
     def in_layout(self, option: str, transposed: Verdict) -> Verdict:
@@ -442,6 +443,8 @@ def _write_power(verdict: Verdict, one: str) -> Iterator[str]:
 
 def _say_what_next(verdict: Verdict, verbose: bool) -> str:
     """Say what to do."""
+    if any(x.startswith(_INTERRUPTED) for x in verdict.remarks):
+        return "run it again, to its end"
     if verdict.verdict == "PASS":
         return "test other sizes and options with other files"
     if verdict.verdict == "UNDERPOWERED" and verdict.of == "state":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -60,13 +60,24 @@ def describe_place(problem: Problem, sample: Sample, verdict: Verdict) -> str:
     wrong = sample.wrong
     if not wrong.any():
         return ""
-    looked = " that were tested" if sample.looked < wrong.size else ""
-    count = f"{more}{int(wrong.sum()):,} of {sample.looked:,} rows{looked}"
-    if wrong.sum() == sample.looked:
-        count = f"all {sample.looked:,} rows{looked}" if sample.looked > 1 else "the only row"
+    count = _count_rows(wrong, sample.looked, more)
     lengths = {problem.rows: wrong.shape[1], "columns": len(sample.columns)}
     everywhere = {f"{name} between 0 and {n - 1}" for name, n in lengths.items()}
     return ", ".join([count, *(x for x in list_places(problem, sample) if x not in everywhere)])
+
+
+def say_rows(problem: Problem, rows: Collection[Index], looked: int) -> str:
+    """Say how many rows of those that were looked at these are, and which."""
+    marked = mark_rows(problem, rows)
+    words = [_count_rows(marked, looked), *list_rows(problem, marked)]
+    return ", ".join(words) if rows else ""
+
+
+def _count_rows(wrong: npt.NDArray[np.bool_], looked: int, more: str = "") -> str:
+    count, where = int(wrong.sum()), " that were tested" if looked < wrong.size else ""
+    if count == looked:
+        return f"all {looked:,} rows{where}" if looked > 1 else "the only row"
+    return f"{more}{count:,} of {looked:,} rows{where}"
 
 
 def mark_rows(problem: Problem, rows: Iterable[Index]) -> npt.NDArray[np.bool_]:

@@ -43,9 +43,7 @@ from .places import (
     find_coarse,
     find_common_factor,
     find_factor,
-    list_rows,
     list_seen,
-    mark_rows,
     remark_normalisers,
     remark_stale,
     remark_zeros,
@@ -139,13 +137,7 @@ def explain(
         return verdict._replace(suspects=[*named, *fits])
     if problem.derived is not None:
         near = verdict.z.largest < _NEAR_ORDERS
-        remarks, wrong = (
-            [*verdict.remarks, *[_ORDERS] * near],
-            mark_rows(problem, dict(verdict.rows)),
-        )
-        looked = round(verdict.looked_at * wrong.size)
-        words = ", ".join([f"{wrong.sum():,} of {looked:,} rows", *list_rows(problem, wrong)])
-        return verdict._replace(suspects=fits, remarks=remarks, place=words * bool(verdict.rows))
+        return verdict._replace(suspects=fits, remarks=[*verdict.remarks, *[_ORDERS] * near])
     if problem.kind != "scores":
         # Features have no scores: where products are positive, their logarithms stand for these.
         found = list(_explain_features(problem, numbers, profiles, verdict))
