@@ -260,6 +260,14 @@ CAUSES = {
     "the last token of each chunk of 32 is not written to the state": {
         "k": lambda x: x * (np.arange(x.shape[-2]) % 32 < 31)[:, None]
     },
+    "multiplied by a number of each head: 0.8 in head 0, 0.6 in head 1, 0.4 in head 2": {
+        "initial_state": lambda x: x * np.array([0.8, 0.6, 0.4], np.float32)[:, None, None]
+    },
+    "decays e^g and beta are rounded to bfloat16": {
+        "log_decay": lambda x: np.log(FORMATS["bfloat16"].round(np.exp(x))),
+        "beta": FORMATS["bfloat16"].round,
+    },
+    "log decays are rounded to float16": {"log_decay": FORMATS["float16"].round},
     "the initial state is multiplied by 3": {"initial_state": lambda x: 3 * x},
     "beta is halved, but only in head 1": {
         "beta": lambda x: x * np.array([1, 0.5, 1], np.float32)[:, None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,10 +17,10 @@ from ...rounding.problems import Index, Problem
 from ...rounding.roundings import Roundings
 from ...rounding.states import TokenArrays, give, is_delta
 from ...verification.findings import ONLY_IN, Finding, Numbers, Suspect
+from ..operators.handed_on import CHUNK_SIZES, list_handed_on
 from .places import by_row, describe_factors, name_heads
 from .suspects import as_suspect
 
-_CHUNK_SIZES = (64, 16, 32, 128)
 _CLIPS = (4, 5, 8, 10, 15, 16, 20, 30, 32, 40, 50, 60, 64, 80, 88)  # of exponents
 _WORST_HEADS = 4  # heads that are looked at, those with the largest errors
 _MOST_HEADS, _MOST_TOKENS = 16, 1024  # heads that are exchanged, tokens that each round the state
@@ -27,10 +28,14 @@ _FAR_LEFT = 0.25  # largest share of the squared error that a cause may leave
 _MOST_BY_FACTORS = 0.99  # of the squared error, at least, if each row has a factor
 _SURE = 1e-6  # p-value, at most, of digits that a cause is seen by
 _SQUARE = 4.0  # largest mean square of z if a cause holds
+_AS_PREDICTED = (
+    1.6  # median of mean squares of z of rows, at most, if the state is rounded at each token
+)
 _SMALL = 0.01  # of a factor, or its distance from 1: below it, that counts as 0
 _ON_GRID = 2.0**-20  # relative distance of an exact number from a narrow one that it is taken for
 
 _KEPT = "the state is kept in"
+_STARTED = "the initial state is multiplied by {}"
 _EARLY = {"late": False}  # removes from the state before its decay
 
 Change = Callable[[TokenArrays], dict[str, Any]]
@@ -125,6 +130,20 @@ def _keep_at_chunks(x: TokenArrays, size: int) -> dict[str, Any]:
     return {"log_decay": np.where(first, 0.0, x["log_decay"])}
 
 
+def _round_decays(x: TokenArrays, words: str, form: str) -> dict[str, Any]:
+    """Round decays, or their logarithms, and factors to a type, those that words name."""
+    to, g = FORMATS[form].round, x["log_decay"]
+    with np.errstate(divide="ignore"):
+        rounded = np.log(to(np.exp(g))) if "e^g" in words else to(g) if "log" in words else g
+    factors = _take_factors(x, to(x["write"])) if "beta" in words or "factor" in words else {}
+    return {"log_decay": rounded, **factors}
+
+
+def _list_rounded(*called: str) -> dict[str, Change]:
+    forms = product(called, ("bfloat16", "float16"))
+    return {f"{x} rounded to {y}": partial(_round_decays, words=x, form=y) for x, y in forms}
+
+
 def _clip(x: TokenArrays, size: int, most: float) -> dict[str, Any]:
     """Divide keys by decays from the start of a chunk, of which none is below e^-most."""
     g = x["log_decay"]
@@ -143,7 +162,7 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
                 ("no state is passed on between chunks", "", _hand_nothing_on),
                 ("the first token of each chunk", " does not decay the state", _keep_at_chunks),
             )
-            for c in _CHUNK_SIZES
+            for c in CHUNK_SIZES
         },
         **{
             f"{words} normalised to length 1": partial(_normalise, names=names)
@@ -161,7 +180,7 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
             f"neither the initial state nor the states between chunks of {c} are used": partial(
                 _hand_nothing_on, size=c, start=0
             )
-            for c in _CHUNK_SIZES
+            for c in CHUNK_SIZES
         },
     },
     "square": {
@@ -173,6 +192,7 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
         "the decay of a token also applies to its own value": lambda x: {
             "k": np.exp(x["log_decay"]) * x["k"]
         },
+        **_list_rounded("decays e^g are", "log decays are"),
         "nothing decays": partial(_scale, log_decay=0.0),
         "log decays are read as logarithms to base 2": partial(_scale, log_decay=math.log(2)),
         "log decays are multiplied by log2(e)": partial(_scale, log_decay=1 / math.log(2)),
@@ -188,7 +208,7 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
             f"e^-(sum of log decays in a chunk of {c}) is clipped at e^{most}": partial(
                 _clip, size=c, most=most
             )
-            for c in (*_CHUNK_SIZES, 256)
+            for c in (*CHUNK_SIZES, 256)
             for most in _CLIPS
         },
     },
@@ -202,7 +222,9 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
         "removal_a and removal_b are swapped": lambda x: {"a": x["b"], "b": x["a"]},
     },
     "pair": {**_list_shifts("removal_a", "a"), **_list_shifts("removal_b", "b")},
+    "decay and delta": _list_rounded("decays e^g and beta are", "log decays and beta are"),
     "delta": {
+        **_list_rounded("beta is"),
         "beta also multiplies the state in the error": lambda x: {"a": x["write"] * x["a"]},
         "beta is missing in the removal": lambda x: {"a": -x["k"]},
         "beta is missing": lambda x: {"a": -x["k"], "write": 1 + 0 * x["write"]},
@@ -213,6 +235,7 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
         "beta is squared": lambda x: {"a": x["write"] * x["a"], "write": np.square(x["write"])},
     },
     "write": {
+        **_list_rounded("the factor on v is"),
         **_list_shifts("factor on v", "write", removes=False),
         "log decays are multiplied by the factor on v": lambda x: {
             "log_decay": x["write"] * x["log_decay"]
@@ -243,6 +266,7 @@ def list_states(problem: Problem) -> Iterator[Cause]:
     decays, starts = (any(np.any(y[z]) for y in heads) for z in ("log_decay", "initial_state"))
     there = {"tokens": True, "decay": decays, "late": decays and x.get("late"), "state": starts}
     there |= {"square": starts and d == d_v, "removal": "a" in x, "delta": is_delta(x)}
+    there["decay and delta"] = decays and there["delta"]
     there["pair"] = "a" in x and not np.array_equal(x["b"], x["k"])
     there |= {"write": any(np.any(y["write"] != 1) for y in heads)}
     for needed in (y for y in _CAUSES if there[y]):
@@ -254,6 +278,8 @@ def list_states(problem: Problem) -> Iterator[Cause]:
     for words, scale in (("1", 1.0), (f"1 / sqrt({d})", d**-0.5), (f"1 / {d}", 1 / d)):
         if not math.isclose(scale, problem.scale):
             yield Cause(f"the scale is {words}", problem._replace(scale=scale))
+    for text, adds in list_handed_on(problem):
+        yield Cause(text, problem, adds=adds)
     if problem.of == "out" and "a" not in x and len(x["q"]) <= _MOST_TOKENS:
         for words, sign in _LATER.items():
             text = f"attention is not causal: keys j > i count {words}"
@@ -401,16 +427,8 @@ def explain_states(problem: Problem, numbers: Numbers, roundings: Roundings) -> 
             holding += [(left, text)] if holds else []
     # A state with fewer digits is no other recurrence: its errors are predicted, and must then be
     # as large as those that were found.
-    rounded = []
-    for size in (x for x in (64, 16, 1) if x > 1 or problem.shape[1] <= _MOST_TOKENS):
-        for form in ("bfloat16", "float16"):
-            narrow = roundings._replace(states=FORMATS[form], run=size)
-            lefts = [_mean_square(right, {x: out}, narrow) for x, out in got.items()]
-            where = f"chunks of about {size} tokens" if size > 1 else "tokens"
-            left = max(lefts, key=_far_from_1)
-            rounded.append((left, f"{_KEPT} {form} between {where}"))
-    best = min(rounded, key=lambda x: _far_from_1(x[0]))
-    holding += [best] if 1 / _SQUARE < best[0] < min(_SQUARE, square / 2) else []
+    if not holding:
+        holding = [*_list_narrow(problem, got, roundings, square)]
     least = min(holding, default=(0.0, ""))[0]
     for left, text in holding:
         if left <= 1.5 * max(least, 1.0):
@@ -423,6 +441,31 @@ def explain_states(problem: Problem, numbers: Numbers, roundings: Roundings) -> 
     yield from factors
     if near and not factors:
         yield as_suspect(f"agrees in part if {text}", share, "convention in part")
+
+
+def _list_narrow(
+    problem: Problem, got: Mapping[Index, Doubles], roundings: Roundings, square: float
+) -> Iterator[tuple[float, str]]:
+    """Name the type of states by which errors are as large as they are, if there is one."""
+    right, rounded = Cause("", problem), []
+    for size in (x for x in (64, 16, 1) if x > 1 or problem.shape[1] <= _MOST_TOKENS):
+        for form in ("bfloat16", "float16"):
+            narrow = roundings._replace(states=FORMATS[form], run=size)
+            lefts = [_mean_square(right, {x: out}, narrow) for x, out in got.items()]
+            where = f"chunks of about {size} tokens" if size > 1 else "tokens"
+            left = max(lefts, key=_far_from_1)
+            rounded.append((left, f"{_KEPT} {form} between {where}", narrow))
+    left, text, narrow = min(rounded, key=lambda x: _far_from_1(x[0]))
+    if not 1 / _SQUARE < left < min(_SQUARE, square / 2):
+        return
+    if narrow.run == 1:
+        # What a token writes may be rounded instead: errors are then smaller in most rows.
+        for x, out in got.items():
+            rows = problem.recurrence(x, narrow).rows
+            usual = np.median(np.mean(np.square(rows.errors(out) / rows.std), -1))
+            if not 1 / _AS_PREDICTED < usual < _AS_PREDICTED:
+                return
+    yield left, text
 
 
 def keep_common(suspects: Mapping[str, Sequence[Suspect]]) -> dict[str, list[Suspect]]:
@@ -441,22 +484,32 @@ def _far_from_1(square: float) -> float:
 
 
 def _list_started(problem: Problem, got: Mapping[Index, Doubles]) -> Iterator[Cause]:
-    """List the recurrence whose initial states are multiplied by a number, which is fitted."""
-    # The result is linear in the initial state: one factor, by least squares.
-    without = _take_started(problem, 0.0)
-    product = size = 0.0
+    """List the recurrence whose initial states are multiplied by a number, of each head or of all.
+
+    Numbers are fitted: results are linear in initial states.
+    """
+    without, factors = _take_started(problem, {}, 0.0), dict[Index, float]()
     for x, out in got.items():
         exact, rest = (give(y.read, x, y.scale, y.of) for y in (problem, without))
-        product += float(np.sum((out - rest) * (exact - rest)))
-        size += float(np.sum(np.square(exact - rest)))
-    factor = product / size if size else 0.0
-    if math.isfinite(factor) and abs(factor) > _SMALL:
-        text = f"the initial state is multiplied by {factor:.4g}"
-        yield Cause(text, _take_started(problem, factor))
+        size = float(np.sum(np.square(exact - rest)))
+        factors[x] = float(np.sum((out - rest) * (exact - rest))) / size if size else 0.0
+    found = np.array([*factors.values()])
+    if not np.all(np.isfinite(found)) or np.any(np.abs(found) <= _SMALL):
+        return
+    mean = float(np.mean(found))
+    started = sum(np.any(problem.read(x)["initial_state"]) for x in np.ndindex(problem.lead))
+    if (len(found) > 1 or started == 1) and np.ptp(found) <= _SMALL * abs(mean):
+        yield Cause(_STARTED.format(f"{mean:.4g}"), _take_started(problem, {}, mean))
+        return
+    words = ", ".join(f"{c:.4g} in head {place(x)}" for x, c in sorted(factors.items()))
+    yield Cause(_STARTED.format(f"a number of each head: {words}"), _take_started(problem, factors))
 
 
-def _take_started(problem: Problem, factor: float) -> Problem:
-    read = partial(_read_changed, problem.read, partial(_scale, initial_state=factor))
+def _take_started(problem: Problem, factors: Mapping[Index, float], rest: float = 1.0) -> Problem:
+    def read(index: Index) -> TokenArrays:
+        x = problem.read(index)
+        return {**x, **_scale(x, initial_state=factors.get(index, rest))}
+
     return problem._replace(read=read)
 
 

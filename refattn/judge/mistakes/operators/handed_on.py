@@ -1,0 +1,112 @@
+"""What chunks of a recurrence read and pass on: the state of another chunk, or other decays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ....arrays.library import Doubles
+from ....engine.recurrent import Tokens, carry, recur, solve_leaves
+from ...rounding.problems import Index, Problem
+from ...rounding.states import give, steps_of
+
+CHUNK_SIZES = (64, 16, 32, 128)
+_MOST_TOKENS = 1024  # that go chunk by chunk
+
+Added = Callable[[Index], Doubles]  # to the exact result of a head
+# By sums of log decays from the start of a chunk, (c, d or 1), and columns of keys and values: what
+# the state before the chunk is multiplied by, and keys and rows of its tokens.
+Pass = Callable[[Doubles, int, int], tuple[Any, Any, Any]]
+
+
+def _decay_over(g: Doubles) -> Doubles:
+    """Return the decay over a whole chunk, (d or 1, 1)."""
+    return np.exp(g[-1:]).T
+
+
+_TO_END = "the decay from a token to the end of its chunk"
+_PASSED: Mapping[str, Pass] = {
+    f"{_TO_END} is left out": lambda g, d, c: (_decay_over(g), 1.0, 1.0),
+    f"{_TO_END} is that from its start": lambda g, d, c: (_decay_over(g), np.exp(g), 1.0),
+    "the decay of the state over the chunk is left out": lambda g, d, c: (
+        1.0,
+        np.exp(g[-1:] - g),
+        1.0,
+    ),
+    "the sum of log decays over the chunk counts as 0": lambda g, d, c: (1.0, np.exp(-g), 1.0),
+}
+_BY_COLUMN: Mapping[str, Pass] = {
+    f"{_TO_END} is read by the column of v, not by the token": lambda g, d, c: (
+        _decay_over(g),
+        1.0,
+        np.exp(g[-1:] - g[:c]).T,
+    ),
+    f"{_TO_END} is read by the column of k, not by the token": lambda g, d, c: (
+        _decay_over(g),
+        np.exp(g[-1:] - g[:d]).T,
+        1.0,
+    ),
+}
+_READ_OF = {
+    "after its chunk of {}, not before it: tokens of the chunk count once more": 1,
+    "one chunk of {} too early": -1,
+}
+
+
+def list_handed_on(problem: Problem) -> Iterator[tuple[str, Added]]:
+    """List what is added to a result if chunks read other states, or pass on others."""
+    n, (d, d_v) = len(problem.first["q"]), problem.first["initial_state"].shape
+    if problem.of not in ("out", "state") or n > _MOST_TOKENS:
+        return
+    decays = [problem.read(x)["log_decay"] for x in np.ndindex(problem.lead)]
+    starts = {n}
+    for size in (x for x in CHUNK_SIZES if x < n):
+        for words, by in _READ_OF.items() if problem.of == "out" else ():
+            text = f"a query reads the state {words.format(size)}"
+            yield text, partial(_read_late, problem, size, by)
+        by_column = decays[0].shape[-1] == 1 and size >= max(d, d_v)
+        wrong = {**_PASSED, **(_BY_COLUMN if by_column else {})} if np.any(decays) else {}
+        for text, change in wrong.items():
+            words = f"in the state that chunks of {size} pass on, {text}"
+            yield words, partial(_pass_on, problem, size, change, 0)
+        last = n // size * size
+        for text, change in wrong.items() if problem.of == "state" and last not in starts else ():
+            words = f"in the last chunk, tokens {last} to {n - 1} of chunks of {size}, {text}"
+            yield words, partial(_pass_on, problem, size, change, last)
+        starts.add(last)
+
+
+def _read_late(problem: Problem, size: int, by: int, index: Index) -> Doubles:
+    """Let queries read the state of another chunk, with the decays from the start of their own."""
+    x = problem.read(index)
+    tokens = steps_of(x, problem.scale).cut(size, np)
+    states, last = carry(solve_leaves(tokens, False, np), x["initial_state"], np)
+    every = np.stack([states[0], *states, last, last])[1:]
+    moved = np.clip(np.arange(len(states)) + by, 0, len(states))
+    reads = tokens.q * np.exp(np.cumsum(tokens.log_decay, -2))
+    return np.concatenate([*(reads @ (every[moved] - every[:-2]))])[: len(x["q"])]
+
+
+def _pass_on(problem: Problem, size: int, change: Pass, first: int, index: Index) -> Doubles:
+    """Compute chunk by chunk; from a token on, states that are passed on have other decays."""
+    x = problem.read(index)
+    cut, state, rows = steps_of(x, problem.scale).cut(size, np), x["initial_state"], []
+    for at in range(len(cut.q)):
+        tokens = Tokens(*(None if y is None else y[at] for y in cut))
+        out, right = recur(tokens, state, bool(x.get("before")), np)
+        rows.append(out)
+        if at * size < first:
+            state = right
+            continue
+        g = np.cumsum(tokens.log_decay, 0)
+        kept, of_keys, of_rows = change(g, *state.shape)
+        passed = kept * state + (of_keys * tokens.k).T @ (of_rows * tokens.v)
+        if tokens.a is not None:
+            removed = recur(tokens._replace(q=tokens.b), state, True, np)[0]
+            passed = passed + (of_keys * tokens.a).T @ (of_rows * removed)
+        state = passed
+    wrong = state if problem.of == "state" else np.concatenate(rows)[: len(x["q"])]
+    return np.asarray(wrong - give(problem.read, index, problem.scale, problem.of))

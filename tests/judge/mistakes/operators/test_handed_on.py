@@ -1,0 +1,123 @@
+"""Chunks of recurrences that read or pass on other states, computed token by token: named."""
+
+import numpy as np
+import pytest
+
+from refattn.judge import verify
+from refattn.judge.rounding.formats import FORMATS
+
+RNG = np.random.default_rng(0)
+N, D, COLUMNS = 100, 8, 16
+BF16 = FORMATS["bfloat16"].round
+
+
+def draw(by_coordinate=False):
+    q, k, v = (BF16(RNG.standard_normal((2, N, x))) for x in (D, D, COLUMNS))
+    k = BF16(k / np.linalg.norm(k, axis=-1, keepdims=True))
+    g = -0.1 * RNG.exponential(size=(2, N, D if by_coordinate else 1))
+    first = np.float32(RNG.standard_normal((2, D, COLUMNS)))
+    beta = RNG.uniform(0.1, 0.9, (2, N)).astype("f4")
+    return {"q": q, "k": k, "v": v, "g": g.astype("f4"), "beta": beta, "first": first}
+
+
+def chunked(x, size=N, passed=None, last=False, by=0):
+    """The delta rule with decays, in which states between chunks, or the last, have others.
+
+    Of sums of log decays, `passed` gives what the state and its tokens are multiplied by.
+    """
+    state, states, read = np.float64(x["first"]), [], []
+    out = np.zeros((2, N, COLUMNS))
+    for i in range(0, N, size):
+        some, here = slice(i, min(i + size, N)), state
+        sums = np.cumsum(x["g"][:, some], 1, dtype=np.float64)
+        kept, own = np.exp(sums[:, -1:]), np.exp(sums[:, -1:] - sums)
+        if passed is not None and (not last or i + size > N):
+            kept, own = passed(sums)
+        own = np.broadcast_to(own, (*sums.shape[:2], own.shape[-1]))
+        states.append(state)
+        read.append((some, np.exp(sums) * x["q"][:, some]))
+        state = kept.mT * state
+        for t in range(some.start, some.stop):
+            q, k, v = (x[y][:, t, :, None] for y in "qkv")
+            decayed = np.exp(x["g"][:, t])[..., None] * here
+            written = x["beta"][:, t, None, None] * k @ (v - decayed.mT @ k).mT
+            here, w = decayed + written, own[:, t - i, :, None]
+            state = state + written * (w.mT if w.shape[1] == COLUMNS else w)
+            out[:, t] = D**-0.5 * (q.mT @ here)[:, 0]
+    states.append(state)
+    for number, (some, q) in enumerate(read if by else ()):
+        other = states[min(max(number + by, 0), len(read))]
+        out[:, some] += D**-0.5 * q @ (other - states[number])
+    return out, state
+
+
+def left_out(sums):
+    return np.exp(sums[:, -1:]), np.ones((1, 1, 1))
+
+
+def from_start(sums):
+    return np.exp(sums[:, -1:]), np.exp(sums)
+
+
+def whole(sums):
+    return np.ones((1, 1, 1)), np.exp(sums[:, -1:] - sums)
+
+
+def as_zero(sums):
+    return np.ones((1, 1, 1)), np.exp(-sums)
+
+
+def by_column(sums):
+    padded = np.pad(sums, ((0, 0), (0, 32 - sums.shape[1]), (0, 0)), "edge")
+    return np.exp(sums[:, -1:]), np.exp(sums[:, -1:] - padded[:, :COLUMNS]).mT
+
+
+CASES = {
+    "after its chunk of 32, not before it": {"size": 32, "by": 1},
+    "one chunk of 16 too early": {"size": 16, "by": -1},
+    "chunks of 32 pass on, the decay from a token to the end of its chunk is left out": {
+        "size": 32,
+        "passed": left_out,
+    },
+    "chunks of 16 pass on, the decay from a token to the end of its chunk is that from its": {
+        "size": 16,
+        "passed": from_start,
+    },
+    "chunks of 64 pass on, the decay of the state over the chunk is left out": {
+        "size": 64,
+        "passed": whole,
+    },
+    "chunks of 32 pass on, the decay from a token to the end of its chunk is read by the column "
+    "of v": {"size": 32, "passed": by_column},
+    "tokens 64 to 99 of chunks of 64, the sum of log decays over the chunk counts as 0": {
+        "size": 64,
+        "passed": as_zero,
+        "last": True,
+    },
+}
+
+
+def judge(x, out, state):
+    decay, name = x["g"], "kimi-delta-attention"
+    if decay.shape[-1] == 1:
+        decay, name = decay[..., 0], "gated-delta-rule"
+    given = {y: x[y] for y in ("q", "k", "v", "beta")} | {"initial_state": x["first"]}
+    given |= {"log_decay": decay, "out": BF16(out), "state": np.float32(state)}
+    return verify(**given, estimator=name, dtype="bfloat16").parts
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", CASES)
+@pytest.mark.parametrize("by_coordinate", [False, True])
+def test_what_chunks_read_and_pass_on(words, by_coordinate):
+    if by_coordinate and "column" in words:
+        return
+    x = draw(by_coordinate)
+    right = chunked(x)
+    assert {y.verdict for y in judge(x, *right).values()} == {"PASS"}
+    out, state = chunked(x, **CASES[words])
+    of = "state" if words.startswith("tokens") else "out"
+    parts = judge(x, out if of == "out" else right[0], state)
+    assert parts[of].verdict == "FAIL"
+    assert words in parts[of].suspects[0].text
+    assert len(parts[of].suspects) == 1
