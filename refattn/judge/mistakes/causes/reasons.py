@@ -61,7 +61,7 @@ _LOG = logging.getLogger(__name__)
 _Search = TypeVar("_Search", bound=Callable[..., Any])
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
-_AS_WELL = 0.005  # the same of a scale beside a cause that holds
+_AS_WELL = 0.005  # the same of a fit beside a cause that holds
 _MOST_REST = 16.0  # the same, up to which a factor is one
 _LEAST_DERIVED = 0.99  # of the error, at least, where a derivative leaves more than roundings
 _NEARLY_ALL = 1 - 1e-5  # of the error: what is left is what tests allow, as slack
@@ -508,7 +508,7 @@ def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Su
     elif any(math.isfinite(x.estimate) for x in holding):  # of which this is the scale
         fits = [x for x in fits if x not in scales]
     most = max((x.explained for x in holding), default=0.0) - _AS_WELL
-    fits = [x for x in fits if x.explained > most or x not in scales]
+    fits = [x for x in fits if x.explained > most]
     part = (x for x in found if x.name != "convention" and x.explained >= _MOST)
     rest = [] if holding or fits else [*part][:1]
     plainest = any(x.name.startswith(("scale", "factor")) for x in fits)
