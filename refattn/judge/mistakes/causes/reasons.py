@@ -143,7 +143,9 @@ def explain(
         found = list(_explain_features(problem, numbers, profiles, verdict))
         if scored := as_scores(problem, by.roundings(verdict.dtype)):
             worst_at = verdict.worst.where if verdict.worst else ()
-            more, sample = search_causes(scored, numbers, profiles, verdict.dtype, "out", worst_at)
+            about = scored, numbers, profiles, verdict.dtype, "out", worst_at
+            of_text = {"mistakes": mistakes, "posed": problem} if problem.kind == "map" else {}
+            more, sample = search_causes(*about, **of_text)
             found = found or [*_in_weights(more)]
             verdict = verdict._replace(place=describe_place(scored, sample, verdict))
         return verdict._replace(suspects=[*found, *fits])
