@@ -135,7 +135,7 @@ def projections(s, q, k, v, omega, scale, causal, wrong=""):
         s.r(s.r(np.maximum(s.mm(s.rooted(x, scale), omega.T), 0)) + single(0.001)) for x in (q, k)
     )
     if wrong == "epsilon":
-        psi = s.r(psi - single(0.001))
+        phi = s.r(phi - single(0.001))
     pairs = s.mm(phi, psi.T) * seen_keys(len(q), len(k), causal)
     return s.r(s.mm(pairs, v) / s.sum(pairs))
 

@@ -47,6 +47,29 @@ def test_a_wrong_kernel_fails(name, wrong):
     assert verify(**estimators.draw(name, "float32", "float32", 0, wrong=wrong)).verdict == "FAIL"
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong", "words"),
+    [
+        ("performer-relu", "epsilon", "added to features of keys, not to those of queries"),
+        ("ra", "norms", "|k|^2/2 is not subtracted"),
+        ("eva", "norms", "too much in their chunk"),
+        ("second-order", "norms", "the variance of scores is not halved"),
+    ],
+)
+def test_a_known_bug_is_named(name, wrong, words):
+    found = verify(**estimators.draw(name, "float32", "float32", 0, wrong=wrong))
+    assert words in found.suspects[0].text
+
+
+def test_the_constant_of_relu_features_is_an_option():
+    given = estimators.draw("performer-relu", "float32", "float32", 0, n=10, m=14)
+    verdicts = [verify(**given, kernel_epsilon=x).verdict for x in (None, 0.001, 0.002)]
+    assert verdicts == ["PASS", "PASS", "FAIL"]
+    for name in ("rfa", "linear", "softmax", "ra"):
+        with pytest.raises(ValueError, match="`kernel_epsilon` must not be given for "):
+            verify(**given | {"estimator": name}, kernel_epsilon=0.001)
+
+
 @pytest.mark.parametrize("name", estimators.NAMES)
 def test_a_wrong_scale_fails(name):
     # With ReLU a scale is one of the constant that is added.

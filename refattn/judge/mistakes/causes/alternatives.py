@@ -12,6 +12,7 @@ import numpy as np
 
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
+from ..operators.strides import list_strides
 from .changed_inputs import list_narrow, list_scales, list_undivided
 from .heads import list_other_heads
 from .masks import list_choices, list_diagonals
@@ -28,8 +29,6 @@ _WRAPPED: Mapping[str, Callable[..., Place]] = {
     "queries and keys": lambda x, size: x._replace(i=x.i % size, j=x.j % size),
 }
 _COMPARED_ROWS = 64  # of each head, in which biases are compared
-_WORD_BITS = (8, 16, 32, 64)  # bits of a mask that are one number
-_STACKED = 2**22  # numbers of an array, at most, that is read with other strides
 _LOG2E = math.log2(math.e)
 _WITHOUT = {  # an option that was given
     "soft cap": "there is no soft cap",
@@ -201,6 +200,12 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
         if n != m:
             words = "the window is aligned to the first key, not to the last"
             yield Alternative(words, problem, lambda x: band(x._replace(n=x.m)))
+    if left is not None:
+        free = show_band(problem._replace(window=(None, right)))
+        for words, last in (("first", False), ("last", True)):
+            text = f"the windows of all queries start where that of the {words} query does"
+            seen = partial(_show_from, free, left=left, last=last)
+            yield Alternative(text, problem, seen)
     if left is not None and right is not None and left != right and not is_causal:
         text = "the left and right limits of the window are swapped"
         yield Alternative(text, problem._replace(window=(right, left)))
@@ -226,6 +231,10 @@ def _show_wrapped(x: Place, band: Callable[[Place], Seen], wrap: Callable[[Place
     return band(wrap(x))
 
 
+def _show_from(band: Callable[[Place], Seen], x: Place, left: int, last: bool) -> Seen:
+    return np.asarray(band(x) & (x.j >= x.m - (1 if last else x.n) - left))
+
+
 def _show_blocks(x: Place, size: int, last: int, left: int | None) -> Seen:
     level = x.i + x.m - x.n
     seen: Seen = x.j <= level // size * size + last
@@ -242,6 +251,9 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
         for words, at in list_other_heads(problem):
             taken = problem.with_arrays_of([name], at)
             yield Alternative(f"the {name} is read from {words}", taken)
+        if name == "bias":
+            negative = problem.replaced("bias", lambda _, x: np.where(np.isinf(x), x, -x))
+            yield Alternative("the bias has the wrong sign", negative)
         if n == m:
             text = f"the {name} is transposed"
             yield Alternative(text, problem.replaced(name, lambda _, x: x.T))
@@ -465,7 +477,7 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
             grown = problem.replaced("k", partial(_grow, size=size, by=factor))
             text = f"the scale is multiplied by {words} again for each tile of {size} keys"
             yield Alternative(text, grown)
-    yield from _list_strides(problem)
+    yield from list_strides(problem)
     yield from list_narrow(problem)
     yield from list_scales(problem)
     yield from list_undivided(problem)
@@ -503,84 +515,3 @@ def _list_groups(problem: Problem, heads: int, keys: int) -> Iterator[Alternativ
             if words != f"h % {keys}" or names != "kv":
                 text = f"query head h uses key head {words}{called}"
                 yield Alternative(text, problem.with_arrays_of(names, at))
-
-
-def _list_strides(problem: Problem) -> Iterator[Alternative]:
-    """List arrays that are read with the strides of another layout."""
-    heads = problem.lead[-1] if problem.lead else 1
-    arrays = {"v": "values", "k": "keys", "q": "queries", "kv": "keys and values"}
-    for names, called in arrays.items():
-        rows, width = problem.first[names[-1]].shape
-        text = f"{called} are read with the strides of"
-        # One array alone may have its rows and columns exchanged.
-        if names != "kv":
-            turned = problem.replaced(names, lambda _, x: x.reshape(x.shape[::-1]).T)
-            yield Alternative(f"{text} ({width}, {rows}), not ({rows}, {width})", turned)
-        # Query heads that share a key head read one array.
-        shared = heads // problem.key_heads if problem.key_heads and names != "q" else 1
-        count = heads // shared
-        if count > 1 and heads * rows * width <= _STACKED:
-            for words, take in (
-                ("(heads, rows), not (rows, heads)", _by_heads),
-                ("(rows, heads), not (heads, rows)", _by_rows),
-            ):
-                turned = problem
-                for x in names:
-                    turned = turned.replaced(x, partial(_read_other, problem, x, shared, take))
-                yield Alternative(f"{text} {words}", turned)
-    yield from _list_mask_strides(problem)
-
-
-def _list_mask_strides(problem: Problem) -> Iterator[Alternative]:
-    """List masks and biases that are read with rows, or tiles of keys, of another length.
-
-    All of them, or the part of the last n keys, as that of a tree of tokens, in words of bits.
-    """
-    n, m, _ = problem.shape
-    if n * m > _STACKED or problem.packed is not None:
-        return
-    parts = {"": (0, m)} | ({f" of the last {n} keys": (m - n, n)} if 1 < n < m else {})
-    for name, part in product((x for x in ("mask", "bias") if x in problem.first), parts):
-        start, width = parts[part]
-        lengths = {
-            n,
-            *(width + -width % x for x in (8, *_TILES)),
-            *(width - width % x for x in _TILES),
-        }
-        lengths |= {x for x in _WORD_BITS if part and x < width}
-        strides = {
-            f"rows of {x} numbers, not {width}": (x, m) for x in sorted(lengths - {0, width})
-        }
-        # Tile t is then read from the place of tile 2 t.
-        tiles = [x for x in _TILES if x < width]
-        strides |= {f"steps of two tiles of {x} keys, not one": (width, x) for x in tiles}
-        for words, (row, tile) in strides.items():
-            read = partial(_read_strided, start=start, row=row, tile=tile)
-            text = f"the {name}{part} is read with {words}"
-            yield Alternative(text, problem.replaced(name, read))
-
-
-def _read_strided(_: Index, x: Any, start: int, row: int, tile: int) -> Any:
-    """Read rows of another length, and tiles of keys at twice their place; not beyond the end."""
-    last = x[:, start:]
-    keys = np.arange(last.shape[1])
-    # Where the wrong strides lead in an array that lies row by row.
-    at = np.arange(len(x))[:, None] * row + keys + keys // tile * tile
-    read = last.reshape(-1)[np.minimum(at, last.size - 1)]
-    return np.concatenate([x[:, :start], read], -1)
-
-
-def _by_heads(x: Any) -> Any:
-    return np.swapaxes(x, 0, 1).reshape(x.shape)
-
-
-def _by_rows(x: Any) -> Any:
-    return np.swapaxes(x.reshape(x.shape[1], x.shape[0], -1), 0, 1)
-
-
-def _read_other(
-    problem: Problem, name: str, shared: int, take: Callable[[Any], Any], index: Index, _: Any
-) -> Any:
-    heads = range(0, problem.lead[-1], shared)
-    stack = np.stack([problem.read((*index[:-1], h))[name] for h in heads])
-    return take(stack)[index[-1] // shared]

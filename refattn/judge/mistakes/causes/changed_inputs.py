@@ -19,6 +19,7 @@ from .heads import list_other_heads
 from .sampled import Alternative
 
 _CALLED = {"q": "queries", "k": "keys", "v": "values"}
+_TILES_OF_MEANS = (16, 32, 64, 128, 256)
 _ANGLE_BASES = (1e4, 5e5, 1e6)  # of the angles of positions
 _TURNED = {"queries and keys": "qk", "keys": "k", "queries": "q"}
 _NARROW = {  # what is done to inputs
@@ -131,6 +132,27 @@ def list_normalised(problem: Problem) -> Iterator[Alternative]:
             rounded = rounded.replaced(x, partial(_round, to))
         yield Alternative(words.format(""), divided)
         yield Alternative(words.format(" and rounded"), rounded)
+
+
+def list_smoothed(problem: Problem) -> Iterator[Alternative]:
+    """List queries and values whose mean was taken off before, and is not added back as it was."""
+    n, m, _ = problem.shape
+    for size in (*(x for x in _TILES_OF_MEANS if x < n), n) if problem.packed is None else ():
+        where = f" in tiles of {size}" * (size < n)
+        changes = {"is taken off them, and not added back": False}
+        changes |= {"is that of the first tile": True} if size < n else {}
+        for words, first in changes.items():
+            moved = problem.replaced("q", partial(_move_means, size=size, first=first))
+            yield Alternative(f"the mean of queries{where} {words}", moved)
+    moved = problem.replaced("v", partial(_move_means, size=m, first=False))
+    yield Alternative("the mean of values is taken off them, and not added back", moved)
+
+
+def _move_means(_: Index, x: Doubles, size: int, first: bool) -> Doubles:
+    starts = np.arange(0, len(x), size)
+    sums = np.add.reduceat(x, starts, 0)
+    means = sums / np.minimum(size, len(x) - starts)[:, None]
+    return x - np.repeat(means - first * means[:1], size, 0)[: len(x)]
 
 
 def _round(to: Format, _: Index, x: Any, by: float = 1.0) -> Any:

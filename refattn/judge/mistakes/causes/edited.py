@@ -20,6 +20,7 @@ from .sampled import Alternative, Result, Rows
 
 _USERS_PAIRS, _OWN_PAIRS = 2**24, 2**16  # of queries and keys, at most, of which a text is run
 _LOG = logging.getLogger(__name__)
+_LEFT_OF_ERROR = 0.02  # of the error, that a row may leave which is its cause
 _KEPT_HEADS = 16  # of which what a text gives is kept
 _USUAL = {"window": (None, None), "softcap": None, "causal": False}  # options not passed
 _KEPT = "lse"  # in the state of an implementation
@@ -50,6 +51,32 @@ def known_rows(problem: Problem) -> Iterator[Mutant]:
         fixed = "dropout" not in (row.fn.over, row.fn.block)
         if fixed and row.estimator == problem.called and matters(row.name, options):
             yield row
+
+
+def list_like(problem: Problem, read: Callable[[Index], Doubles]) -> Iterator[str]:
+    """Say which rows give nearly what was read, of an estimator whose law is derived."""
+    if not (heads := [*np.ndindex(problem.lead)]):
+        return
+    got = [read(x) for x in heads]
+    right = _run_all(EditedHeads(problem, Edited(problem.record, problem.record)), heads)
+    for row in known_rows(problem) if right else ():
+        like = _run_all(EditedHeads(problem, row.fn), heads)
+        if like and _apart_by(got, like) < _LEFT_OF_ERROR * _apart_by(got, right):
+            yield as_clause(row.effect)
+
+
+def _run_all(text: EditedHeads, heads: Sequence[Index]) -> list[Doubles]:
+    """Run a text for some heads; nothing where it fails, or would take long."""
+    if not text.are_small or text.fn.over == "backward":
+        return []
+    try:
+        return [text.of_all()[0][0][x] if text.whole else text.of_head(x)[0][0] for x in heads]
+    except ValueError:
+        return []
+
+
+def _apart_by(a: Sequence[Doubles], b: Sequence[Doubles]) -> float:
+    return math.sqrt(sum(float(np.sum(np.square(x - y))) for x, y in zip(a, b, strict=True)))
 
 
 def as_clause(effect: str) -> str:
@@ -103,6 +130,7 @@ class EditedHeads:
         """Run the text for a head, or for all; whatever goes wrong in it is an error of a value."""
         problem, arrays = self.problem, _gather(self.problem, at)
         options = {x: getattr(problem, x) for x, y in _USUAL.items() if getattr(problem, x) != y}
+        options |= getattr(problem.derived, "settings", {})
         if not math.isclose(problem.scale, arrays["q"].shape[-1] ** -0.5, rel_tol=1e-15):
             options["scale"] = problem.scale
         q, k, v = (arrays[x] for x in "qkv")
@@ -134,7 +162,10 @@ def _gather(problem: Problem, at: Index | None) -> dict[str, Any]:
     lead, heads = ((), [at]) if at is not None else (problem.lead, [*np.ndindex(problem.lead)])
     read = [problem.read(x) for x in heads]
     names = [x for x in (*"qkv", "mask", "bias") if x in read[0]] + ["sinks"] * problem.has_sinks
+    names += ["omega"] * (problem.kind == "text" and "omega" in read[0])
     arrays = {x: np.reshape([y[x] for y in read], (*lead, *read[0][x].shape)) for x in names}
+    if "omega" in arrays and arrays["omega"].shape[-1] > (d := arrays["q"].shape[-1]):
+        arrays["omega"] = arrays["omega"].reshape(*arrays["q"].shape[:-1], -1, d)  # of each query
     if problem.has_sinks:
         arrays["sinks"] = arrays["sinks"].reshape(lead)
     if lead and problem.key_heads is not None:

@@ -101,6 +101,21 @@ def _list_arrays(
     yield "the output", moved
     for names, words in (("kv", "the keys and values"), ("v", "the values"), ("k", "the keys")):
         yield words, partial(taken, names=names)
+
+    def rescaled(to: Mapping[Index, Any], names: str) -> Alternative:
+        def change(at: Index, x: Any, name: str) -> Any:
+            own, other = (problem.read(y)[name] for y in (at, to.get(at, at)))
+            return x / own * other
+
+        scaled = problem
+        for x in names:
+            scaled = scaled.replaced(x, partial(change, name=f"{x}_scale"))
+        return Alternative("", scaled)
+
+    given = [x for x in "qkv" if f"{x}_scale" in problem.first]
+    for names in dict.fromkeys(("".join(x for x in given if x != "q"), *given)) if given else ():
+        words = " and ".join(f"{x}_scale" for x in names)
+        yield f"the {words}", partial(rescaled, names=names)
     n, m, _ = problem.shape
     for name in ("mask", "bias", "sinks"):
         if name in problem.first and (name == "sinks" or n * m <= _COMPARED_PAIRS):
@@ -174,7 +189,9 @@ def list_pages(problem: Problem, sample: Sample) -> Iterator[Alternative]:
             moved = moved.replaced(name, partial(_turn_page, problem, name, size, at, to))
         last = min(at * size + size, m) - 1
         words = (
-            f"head {place(x)} from head {place(y)}"
+            f"head {place(x)} has zeros"
+            if y is None
+            else f"head {place(x)} from head {place(y)}"
             + f" at {source * size} to {min(source * size + size, m) - 1}" * (source != at)
             for x, (y, source) in to.items()
         )
@@ -297,13 +314,13 @@ def _turn_page(
     name: str,
     size: int,
     at: int,
-    to: Mapping[Index, tuple[Index, int]],
+    to: Mapping[Index, tuple[Index | None, int]],
     head: Index,
     x: Any,
 ) -> Any:
-    """Put a tile of another head in the place of one."""
+    """Put a tile of another head, or zeros, in the place of one."""
     other, source = to.get(head, (head, at))
-    page = problem.read(other)[name][source * size : source * size + size]
+    page = (0 * x if other is None else problem.read(other)[name])[source * size :][:size]
     return np.concatenate([x[: at * size], page, x[at * size + len(page) :]])
 
 
@@ -317,25 +334,25 @@ class Pages(NamedTuple):
 
     def find(
         self, x: Sampled, sizes: Sequence[int]
-    ) -> dict[tuple[int, int], tuple[float, Index, int]]:
+    ) -> dict[tuple[int, int], tuple[float, Index | None, int]]:
         """Find what fits best in place of each tile: how far it is, the head, and the tile there.
 
-        Tiles are given by size and number; the head itself is none that fits.
+        Tiles are given by size and number; the head itself is none that fits, zeros are.
         """
         given = Alternative("", self.problem)
         exact = given.result(x.rows)
         scale, whole = self.unit * row_sizes(exact.out), given.head(x.rows).mask is None
         every = np.concatenate([exact.out, np.ones((len(exact.out), 1))], -1)
         heads = [y for y in self.heads if y != x.rows.at]
-        found: dict[tuple[int, int], tuple[float, Index, int]] = {}
+        found: dict[tuple[int, int], tuple[float, Index | None, int]] = {}
         for size in sizes:
             mine = self._sum(x, exact.lse, x.rows.at, size)
-            for other in sorted(heads, key=lambda y: y[-1] != x.rows.at[-1]):
+            for other in (*sorted(heads, key=lambda y: y[-1] != x.rows.at[-1]), None):
                 theirs = self._sum(x, exact.lse, other, size)
                 # Tiles from other places fit only where no mask depends on the place, and all are
                 # full.
                 full = whole and self.names == "kv" and len(mine) <= _CROSSED
-                full = full and self.problem.shape[1] % size == 0
+                full = full and self.problem.shape[1] % size == 0 and other is not None
                 shifts = range(len(mine)) if full else range(1)
                 for shift in shifts:  # in the same place first
                     # One tile less, another one more, in the sums of values and, as last column, of
@@ -347,9 +364,11 @@ class Pages(NamedTuple):
                             found[size, at] = off, other, (at + shift) % len(mine)
         return found
 
-    def _sum(self, x: Sampled, lse: Doubles, at: Index, size: int) -> Doubles:
+    def _sum(self, x: Sampled, lse: Doubles, at: Index | None, size: int) -> Doubles:
         """Sum weights over tiles, with values and 1: (tiles, rows, columns + 1)."""
-        taken = self.problem.with_arrays_of(self.names, lambda _: at)
+        taken = self.problem.with_arrays_of(self.names, lambda own: own if at is None else at)
+        for name in self.names if at is None else "":
+            taken = taken.replaced(name, lambda _, y: 0 * y)
         head = Alternative("", taken).head(x.rows)
         w = weigh_keys(head, lse)
         values = np.concatenate([head.v[: head.keys], np.ones((head.keys, 1))], -1)

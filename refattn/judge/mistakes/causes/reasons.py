@@ -26,6 +26,7 @@ from ...verification.findings import (
     Part,
     Suspect,
     name_number,
+    name_span,
 )
 from ...verification.verdict import Verdict, list_few_rows
 from ...verification.worst import find_worst
@@ -34,6 +35,7 @@ from ..defects.catalogue import Mutant
 from ..operators.exponentials import is_of_weights, rounds_weights
 from ..operators.grids import find_grid
 from .alternatives import list_alternatives
+from .edited import list_like
 from .fitted import name_copies, name_dropout
 from .gradients import explain_backward
 from .normalisers import share_of_offset
@@ -61,6 +63,7 @@ _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
 _AS_WELL = 0.005  # the same of a scale beside a cause that holds
 _MOST_REST = 16.0  # the same, up to which a factor is one
+_LEAST_DERIVED = 0.99  # of the error, at least, where a derivative leaves more than roundings
 _NEARLY_ALL = 1 - 1e-5  # of the error: what is left is what tests allow, as slack
 _SMALL_REST = 1.5  # mean square of z up to which a fit to the derivatives leaves roundings only
 _LINEAR_NAMES = ("factor", "truncated", "lse", "delta")  # derivatives to these hold for any size
@@ -137,7 +140,9 @@ def explain(
         return verdict._replace(suspects=[*named, *fits])
     if problem.derived is not None:
         near = verdict.z.largest < _NEAR_ORDERS
-        return verdict._replace(suspects=fits, remarks=[*verdict.remarks, *[_ORDERS] * near])
+        found = [as_suspect(f"agrees if {x}") for x in list_like(problem, numbers.out)]
+        remarks = [*verdict.remarks, *[_ORDERS] * near]
+        return verdict._replace(suspects=[*found, *fits], remarks=remarks)
     if problem.kind != "scores":
         # Features have no scores: where products are positive, their logarithms stand for these.
         found = list(_explain_features(problem, numbers, profiles, verdict))
@@ -166,6 +171,8 @@ def explain(
         # Numbers that are wrong were searched first; those that are NaN may have another cause.
         alone = search_causes(*about, strange_alone=True)
         found, sample = alone if alone[0] else ([], sample)
+    if failed != "lse" and not any(x.name == _CAUSE for x in found):
+        found = _search_columns(problem, numbers, profiles, rest, sample) or found
     if failed == "lse":
         share = 0.0 if found else share_of_offset(problem, sample)
         fits = [x._replace(explained=share) for x in fits if share >= _MOST]
@@ -196,6 +203,31 @@ def explain(
         suspects = name_dropout(problem, sample)
     suspects = suspects or name_seen([*sample.remarks, *strange, *verdict.remarks, *seen])
     return verdict._replace(suspects=suspects, place=at, remarks=remarks)
+
+
+def _search_columns(
+    problem: Problem,
+    numbers: Numbers,
+    profiles: Mapping[str, Profile],
+    rest: tuple[str, str, Index, bool],
+    sample: Sample,
+) -> list[Suspect]:
+    """Search causes in the wrong columns alone, without those that are 0."""
+    got = [x.got[x.wrong] for x in sample.heads]
+    written = np.any(np.concatenate(got), 0) if got else sample.columns
+    kept = sample.columns & written
+    if kept.all() or not kept.any():
+        return []
+    alone = problem.replaced("v", lambda _, v: v[:, kept])
+    alone = alone._replace(shape=(*problem.shape[:2], int(np.sum(kept))))
+    of_kept = numbers._replace(out=lambda at: numbers.out(at)[:, kept], lse=None)
+    dtype, failed, where, sized = rest
+    where = (*where[:-1], int(np.sum(kept[: where[-1]])) % alone.shape[2]) if where else where
+    found, _ = search_causes(alone, of_kept, profiles, dtype, failed, where, sized)
+    spans = [np.flatnonzero(x) for x in (sample.columns, sample.columns & ~written)]
+    some, zero = (name_span("columns", x) if len(x) else "" for x in spans)
+    there = f"{ONLY_IN}{some}" * (not sample.columns.all()) + f", and {zero} are 0" * bool(zero)
+    return [x._replace(text=x.text + there) for x in found if x.name == _CAUSE]
 
 
 @_ends_no_verdict("verdicts")
@@ -403,8 +435,10 @@ def tidy_fits(verdict: Verdict, failed: str) -> list[Suspect]:
             # With more left than roundings, the standard error of the fit means nothing.
             text = re.sub(r" ± \S*\d", "", text)
         # A factor is the same for errors of any size: one that leaves more than roundings is none.
+        # What is not linear leaves some by its second derivative; one that leaves more is another.
         rest = square * (1 - min(x.explained, 1.0)) / max(1.0, abs(1 + x.estimate)) ** 2
-        none = x.name == "factor" and rest > _MOST_REST and x.explained < _NEARLY_ALL
+        nearly = _NEARLY_ALL if x.name == "factor" else _LEAST_DERIVED
+        none = rest > _MOST_REST and x.explained < nearly
         if share >= _MOST and not none:
             fits.append(x._replace(explained=share, text=text))
     best = max((x.explained for x in fits), default=0.0)

@@ -66,8 +66,8 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
         text = f"the output overflows float16 before it is divided (tiles of {size} keys)"
         yield Alternative(text, problem, compute=partial(_overflow_in_tiles, size=size))
     for called, edges in list_parts(problem):
-        for words, weigh in (_MERGES | _SUMS).items():
-            merge = partial(merge_parts, edges=edges, weigh=weigh, is_mean=words in _MERGES)
+        for words, weigh in (MERGED_PARTS | _SUMS).items():
+            merge = partial(merge_parts, edges=edges, weigh=weigh, is_mean=words in MERGED_PARTS)
             yield Alternative(f"{called} are merged {words}", problem, compute=merge)
     # A maximum may start at a number instead of -inf, and that may be above all scores.
     before = "-5e4 for q . k before the scale"
@@ -202,9 +202,11 @@ _RUNNING = (  # what is rescaled in a wrong way: the sum, the output
     ("the running output is", False, True),
     ("the running sum of the weights is", True, False),
 )
-_RESCALED = {  # power of the right factor by which it is multiplied
+_FROM_BEFORE = 2
+_RESCALED = {  # power of the right factor by which it is multiplied, or another factor
     "not rescaled": 0,
     "divided, not multiplied, by e^(old - new maximum)": -1,
+    "rescaled from the maximum one tile before the old one": _FROM_BEFORE,
 }
 
 
@@ -217,6 +219,11 @@ def attend_in_tiles(head: SoftmaxHead, size: int, of_sum: int, of_out: int) -> R
     w = {1: _over(s, last), 0: _over(s, own)}
     if -1 in (of_sum, of_out):
         w[-1] = _over(s, 2 * finite(own) - finite(last))
+    if _FROM_BEFORE in (of_sum, of_out):
+        before = np.pad(tops[:, :-1], ((0, 0), (1, 0)), constant_values=-math.inf)
+        more = before - finite(before[:, -1:])  # of factors to the last tile, which has none
+        more[:, -1] = 0.0
+        w[_FROM_BEFORE] = w[1] * _of_keys(np.exp(more), s, size)
     return _result(w[of_out] @ head.v, np.sum(w[of_sum], -1), tops[:, -1])
 
 
@@ -333,7 +340,7 @@ def merge_parts(
     return attend(head)._replace(out=np.sum(weights[..., None] * outs, 0))
 
 
-_MERGES: dict[str, Callable[[Doubles, Doubles], Doubles]] = {
+MERGED_PARTS: dict[str, Callable[[Doubles, Doubles], Doubles]] = {
     "with equal weights": lambda lse, top: np.where(np.isfinite(lse), 1.0, 0.0),
     "with weights e^(largest score), not e^lse": lambda lse, top: np.exp(top - np.max(top, 0)),
     "with weights 2^lse, not e^lse": lambda lse, top: np.exp2(lse - np.max(lse, 0)),

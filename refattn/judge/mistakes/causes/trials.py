@@ -22,14 +22,20 @@ from ...verification.empty_rows import fit_convention
 from ...verification.findings import Numbers, name_number
 from ..defects.catalogue import Mutant
 from ..operators.arrays import list_reads
-from ..operators.exponentials import list_powers, list_weights
-from ..operators.intervals import list_intervals
-from ..operators.limits import list_own_limits, list_reaches, list_windows
+from ..operators.columns import list_columns
+from ..operators.exponentials import list_powers, list_rounded_by_tiles, list_weights
+from ..operators.intervals import list_intervals, list_lost_parts
+from ..operators.limits import list_mask_ends, list_own_limits, list_reaches, list_windows
 from ..operators.own_keys import list_own_keys
 from ..operators.pages import list_blocks_of_cache
-from ..operators.tiles import list_moved_tiles, list_scoped
+from ..operators.tiles import (
+    list_crossed_parts,
+    list_interleaved,
+    list_moved_tiles,
+    list_scoped,
+)
 from .alternatives import list_added, list_alternatives, list_families, list_halves
-from .changed_inputs import list_normalised, list_rotated
+from .changed_inputs import list_normalised, list_rotated, list_smoothed
 from .edited import known_rows, list_edited
 from .fills import STARTS, list_filled, list_fills, rate_fill
 from .fitted import list_counted, list_wrong_tiles, sum_by_tiles
@@ -61,6 +67,7 @@ _MOST_PART = (
     0.9  # of the error, at least, that is explained by what is named though it does not hold
 )
 _LIKE = 0.8  # of what an alternative changes, at least, that is in the error
+_MUCH_FARTHER = 16.0  # the mean square of z, where both are small, of what is not as near
 _JOINED = 3  # alternatives, at most, named together
 _FIRST_ROWS = 8  # wrong rows by which alternatives are left out
 _EMPTY = 0.125  # of wrong rows, at most, that see no key by an alternative
@@ -81,6 +88,7 @@ _PLAIN_LISTS: tuple[Callable[[Problem], Iterator[Alternative]], ...] = (
     list_rotated,
     list_normalised,
     list_weights,
+    list_lost_parts,
 )
 _ROUNDED: Mapping[str, Mapping[str, Any]] = {
     "sums of products are kept in float16": {"accumulate": "float16"},
@@ -279,7 +287,13 @@ class Trials:
         if length:
             lists += [list_reaches(*x, lambda y: wrong[problem.number(y.at), y.i]) for x in first]
         lists.append(list_own_limits(problem, every, unit))
+        lists.append(list_mask_ends(problem, every, unit))
+        lists.append(list_columns(problem, every, unit))
         lists.append(list_moved_tiles(problem, few, unit))
+        lists.append(list_crossed_parts(problem, few, unit))
+        lists.append(list_smoothed(problem))
+        lists.append(self.take_nearest(list_interleaved(problem)))
+        lists.append(self.take_nearest(list_rounded_by_tiles(problem)))
         lists.append(list_scoped(problem, list_alternatives(problem), few, unit))
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
             known = list_edited(self.posed, known_rows(self.posed))
@@ -408,6 +422,7 @@ class Trials:
         What leaves right rows right everywhere comes first.
         """
         least = min((x.square for x in holding), default=0.0)
+        most = 1.5 * max(least, min(0.5, _MUCH_FARTHER * least))
         kept: list[Explained] = []
         for one in sorted(holding, key=lambda x: not x.everywhere):
             fitted = any(
@@ -415,7 +430,7 @@ class Trials:
             )  # a number that has a name is not written again
             if (
                 not (fitted and kept)
-                and one.square <= 1.5 * max(least, 0.5)
+                and one.square <= most
                 and all(self._are_apart(one, x) for x in kept)
             ):
                 kept.append(one)

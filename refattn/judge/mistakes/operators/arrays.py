@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,21 +32,45 @@ def list_reads(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alterna
         *(Map(write_shift("@", by), partial(np.add, by)) for by in _SHIFTS),
     ]
     for array in _list_placed(problem, x):
-        one, name, last = ("key", "j", m - 1) if array.keys else ("query", "i", n - 1)
+        one, called, last = ("key", "j", m - 1) if array.keys else ("query", "i", n - 1)
         places = np.arange(m) if array.keys else x.rows.queries
-        off = []
-        for rule in rules:
-            read = _stay_within(rule.of, last, places)
+        ways, off = [], []
+        for rule, past in product(rules, (False, True) if array.next_heads else (False,)):
+            end = 2 * m - 1 if past else last
+            read = _stay_within(rule.of, end, places)
+            if np.array_equal(read, places) or (past and not np.any(read > last)):
+                continue
             with np.errstate(all="ignore"):
                 z = divide(differ(x.got, array.apply(read)), sizes)
-            off.append(np.sum(z * z) if np.any(read != places) else np.inf)
-        for at in np.argsort(off, kind="stable")[:_NEAREST]:
-            text = f"{one} {name} has the {array.called} of {one} {rules[at].named(name)}"
-            yield Alternative(text, array.change(partial(_stay_within, rules[at].of, last)))
+            ways.append((rule, past))
+            off.append(np.sum(z * z))
+        for rule, past in (ways[at] for at in np.argsort(off, kind="stable")[:_NEAREST]):
+            text = f"{one} {called} has the {array.called} of {one} {rule.named(called)}"
+            moved = array.change(partial(_stay_within, rule.of, last))
+            for name in array.next_heads if past else "":
+                moved = moved.replaced(name, partial(_read_past, problem, name, rule.of))
+            yield Alternative(f"{text}{', past the end in the next head' * past}", moved)
 
 
 def _stay_within(of: Callable[[Places], Places], last: int, x: Places) -> Places:
     return np.clip(of(x), 0, last)
+
+
+def _read_past(
+    problem: Problem, name: str, of: Callable[[Places], Places], index: Index, _: Doubles
+) -> Doubles:
+    """Read rows of a head and the one after it at other places."""
+    own, other = (problem.read(y)[name] for y in (index, _find_next(problem, index)))
+    return np.asarray(
+        np.take(np.concatenate([own, other]), of(np.arange(len(own))), 0, mode="clip")
+    )
+
+
+def _find_next(problem: Problem, index: Index) -> Index:
+    """Find the next head with keys of its own; after the last comes the first."""
+    shared = problem.lead[-1] // problem.key_heads if problem.key_heads else 1
+    start = problem.number(index) // shared * shared + shared
+    return problem.index_of(start % math.prod(problem.lead))
 
 
 class Placed(NamedTuple):
@@ -54,6 +80,7 @@ class Placed(NamedTuple):
     keys: bool  # whether it is of keys, not of queries
     apply: Callable[[Places], Doubles]  # some rows, if their keys or they read these places
     change: Callable[[Callable[[Places], Places]], Problem]  # to other places, by a map
+    next_heads: str = ""  # the names of what may be read in the next head, too
 
 
 def _list_placed(problem: Problem, x: Sampled) -> Iterator[Placed]:
@@ -64,14 +91,19 @@ def _list_placed(problem: Problem, x: Sampled) -> Iterator[Placed]:
     bias: Any = np.zeros((len(x.got), m)) if head.bias is None else head.bias
     bare, rest = free[:, :m] - bias, (free[:, m:], head.v[m:])
     seen = True if head.mask is None else head.mask
+    # Keys past the end are those of the next head.
+    after = problem.read(_find_next(problem, x.rows.at))
+    both = np.concatenate([v, after["v"]])
+    of_next = score_all(head._replace(k=after["k"], mask=None, bias=None, sink=None))
+    wide = np.concatenate([bare, of_next], -1)
 
     def attend(scores: Doubles, bias: Doubles, v: Doubles) -> Doubles:
         every = np.concatenate([np.where(seen, scores + bias, -np.inf), rest[0]], -1)
         return attend_by(every, np.concatenate([v, rest[1]])).out
 
     def read(names: str, j: Places) -> Doubles:
-        scores = bare[:, j] if "k" in names else bare
-        return attend(scores, bias, v[j] if "v" in names else v)
+        scores = wide[:, j] if "k" in names else bare
+        return attend(scores, bias, both[j] if "v" in names else v)
 
     def rescale(scales: Mapping[str, Doubles], j: Places) -> Doubles:
         by = {name: x[j] / x for name, x in scales.items()}
@@ -87,7 +119,9 @@ def _list_placed(problem: Problem, x: Sampled) -> Iterator[Placed]:
         return attend(score_all(other), bias, values)
 
     for names, called in _OF_KEYS.items():
-        yield Placed(called, True, partial(read, names), partial(_read_rows, problem, names))
+        change = partial(_read_rows, problem, names)
+        next_heads = names * (math.prod(problem.lead) > 1)
+        yield Placed(called, True, partial(read, names), change, next_heads)
     of_queries = partial(_read_rows, problem, "q")
     yield Placed("query", False, lambda i: of_scores(arrays["q"][i], head.k[:m]), of_queries)
     if "bias" in arrays:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 
 import numpy as np
 
@@ -12,8 +13,9 @@ from ....arrays.library import Doubles
 from ...rounding.formats import FORMATS
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Problem
-from ..causes.sampled import Alternative, Result
-from ..causes.slips import score_all
+from ..causes.sampled import Alternative, Result, attend
+from ..causes.slips import TILE_SIZES, score_all
+from ..causes.wrong_rows import finite
 
 _OF_X = "e^x of a score less the largest is"
 _FIRST_POWERS = (8.0, 32.0, 128.0, 512.0)  # n of (1 + x / n)^n, where fits begin
@@ -39,6 +41,29 @@ def list_weights(problem: Problem) -> Iterator[Alternative]:
         for words, too in (("before they are added, too", True), ("but not in their sum", False)):
             compute = partial(_attend_with, weigh=weigh, too=too)
             yield Alternative(f"{text} {words}", problem, compute=compute)
+
+
+def list_rounded_by_tiles(problem: Problem) -> Iterator[Alternative]:
+    """List kernels whose weights over the running maximum are rounded to 8 bits."""
+    sizes = [x for x in TILE_SIZES if x < problem.shape[1]]
+    for name, size in product(_NARROW_WEIGHTS[:2], sizes):
+        for words, too in (("before they are added, too", True), ("but not in their sum", False)):
+            compute = partial(_round_by_tiles, to=FORMATS[name].round, size=size, too=too)
+            text = f"weights are rounded to {name} (tiles of {size} keys) {words}"
+            yield Alternative(text, problem, compute=compute)
+
+
+def _round_by_tiles(
+    head: SoftmaxHead, to: Callable[[Doubles], Doubles], size: int, too: bool
+) -> Result:
+    """Round weights over the largest up to each tile, and rescale them to the largest of all."""
+    s = score_all(head)
+    tops = np.maximum.accumulate(np.maximum.reduceat(s, np.arange(0, s.shape[-1], size), -1), -1)
+    own = np.repeat(finite(tops), size, -1)[:, : s.shape[-1]]
+    w = to(np.exp(s - own)) * np.exp(own - finite(tops[:, -1:]))
+    exact = attend(head)
+    total = np.sum(w, -1) if too else np.exp(exact.lse - finite(tops[:, -1]))
+    return exact._replace(out=w @ head.v / np.where(total == 0, 1.0, total)[:, None])
 
 
 def list_powers(

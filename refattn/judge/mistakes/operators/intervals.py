@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -11,7 +11,14 @@ import numpy as np
 from ....arrays.library import Doubles
 from ...rounding.problems import Problem
 from ..causes.sampled import Alternative, Place, Seen, attend, show_band, take_rows
-from ..causes.slips import LOSSES, hide_tile, leave_without_tile, score_all, weigh_with_zeros
+from ..causes.slips import (
+    LOSSES,
+    TILE_SIZES,
+    hide_tile,
+    leave_without_tile,
+    score_all,
+    weigh_with_zeros,
+)
 from ..causes.wrong_rows import Sampled, differ
 
 _EDGES = 128  # of intervals, at most, that are tried in pairs before they are made exact
@@ -19,6 +26,23 @@ _TURNS = 4  # in which an edge is made exact, and then the other
 _ALIKE_EDGES = 12.0  # sum of squares of z, by which fits cannot be told apart
 _LEAST_SUM, _MOST_SCORE = 1e-9, 300.0  # of the weights, over what it was; log of a weight
 _FEWEST = 2  # keys of an interval, at least: one that is missing is measured
+
+
+def list_lost_parts(problem: Problem) -> Iterator[Alternative]:
+    """List kernels that skip a part of each tile of keys: its first or last half, or the rest."""
+    m, band = problem.shape[1], show_band(problem)
+    if problem.packed is not None:
+        return
+    for size in (2 * x for x in TILE_SIZES if 2 * x < m):
+        for start, stop in ((size // 2, size), (0, size // 2), (size // 4, size)):
+            seen = partial(_hide_part, band, size, start, stop)
+            text = f"keys {start} to {stop - 1} of each {size} are left out"
+            yield Alternative(text, problem, seen)
+
+
+def _hide_part(band: Callable[[Place], Seen], size: int, start: int, stop: int, x: Place) -> Seen:
+    at = x.j % size
+    return np.asarray(band(x) & ((at < start) | (at >= stop)))
 
 
 def list_intervals(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternative]:

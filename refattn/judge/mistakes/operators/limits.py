@@ -184,6 +184,52 @@ def list_own_limits(
                 break
 
 
+def list_mask_ends(
+    problem: Problem, wrong: Sequence[Sampled], unit: float
+) -> Iterator[Alternative]:
+    """List kernels whose masks end, or begin, a number of keys too late in each batch member."""
+    if "mask" not in problem.first or problem.packed is not None:
+        return
+    for turn, words in ((1, "ends"), (-1, "begins")):
+        opened = problem.replaced("mask", partial(_move_end, turn, {}, math.inf))
+        by_member: dict[Index, list[tuple[Doubles, Places]]] = {}
+        for x in thin(wrong, _OWN_HEADS):
+            x = x.take(thin(np.arange(len(x.got)), _FEW_OWN))
+            far = _rate_limits(opened, x, unit * row_sizes(x.got), turn)
+            ends = _find_ends(problem.read(x.rows.at)["mask"], turn)[x.rows.queries]
+            by_member.setdefault(x.rows.at[:-1], []).append((far, ends))
+        pairs = {at: map(np.concatenate, zip(*x, strict=True)) for at, x in by_member.items()}
+        shifts = {at: _choose_shift(*x) for at, x in pairs.items()}
+        numbers = problem.shape[-1] * sum(len(y) for x in by_member.values() for _, y in x)
+        if sum(x[1] for x in shifts.values()) < _MOST_OFF * numbers:
+            by = {at: x[0] for at, x in shifts.items()}
+            each = [f"{_say_late(c)} in batch member {place(at)}" for at, c in by.items() if c]
+            text = f"the mask {words} {', '.join(each) if problem.lead[1:] else _say_late(by[()])}"
+            ends = {int(y[0]) + by[at] + 1 for at, x in by_member.items() for _, y in x if by[at]}
+            if turn > 0 and len(each) > 1 and max(by.values()) < (size := math.gcd(*ends)):
+                text += f": at the next multiple of {size} keys" * (min(by.values()) >= 0)
+            shown = partial(_move_end, turn, by, 0)
+            yield Alternative(text, problem.replaced("mask", shown))
+
+
+def _say_late(by: int) -> str:
+    return f"{abs(by)} key{'s' * (abs(by) > 1)} too {'late' if by > 0 else 'early'}"
+
+
+def _find_ends(mask: Seen, turn: int) -> Places:
+    """Find the last key that each query sees or, with `turn` -1, the first; else one outside."""
+    m = mask.shape[1]
+    at = np.where(mask.any(-1), np.argmax(mask[:, ::-turn], -1), m)
+    return np.asarray(m - 1 - at if turn > 0 else at)
+
+
+def _move_end(turn: int, by: Mapping[Index, int], more: float, at: Index, mask: Seen) -> Seen:
+    """Show all keys up to so many past the last that each query sees, or hide the last."""
+    past = turn * (np.arange(mask.shape[1]) - _find_ends(mask, turn)[:, None])
+    most = turn * by.get(at[:-1], 0) + more
+    return np.asarray((mask | (past > 0)) & (past <= most))
+
+
 def _choose_shift(far: Doubles, places: Places) -> tuple[int, float]:
     """Choose the number that, added to places, gives the keys by which rows are nearest."""
     rows, last = np.arange(len(far)), far.shape[1] - 1

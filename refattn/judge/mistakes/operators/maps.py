@@ -26,6 +26,8 @@ class Map(NamedTuple):
 
 
 _PLACE_RULES: Mapping[str, tuple[tuple[int, ...], Callable[[Places, int], Places]]] = {
+    "-@": ((1,), lambda x, s: -x),
+    "@ + @ % {s}": (_POWERS, lambda x, s: x + x % s),
     "{s} (@ // {s})": (_POWERS, lambda x, s: x // s * s),
     "@ xor {s}": ((1, *_POWERS), lambda x, s: x ^ s),
     "@ xor {t}": (_POWERS[1:], lambda x, s: x ^ (s - 1)),

@@ -44,6 +44,9 @@ _TABLE_RULES: Mapping[str, Callable[[BlockTable], BlockTable]] = {
     "the block table is ignored: blocks are read in order from 0": lambda x: np.arange(
         x.size
     ).reshape(x.shape),
+    "the block table is ignored: blocks of each sequence are read in order from 0": (
+        lambda x: 0 * x + np.arange(x.shape[1])
+    ),
     "the block table is read by columns": lambda x: x.ravel().reshape(x.shape[::-1]).T,
     **{
         f"of each {g} entries of the block table the first alone is used, and blocks after it are "

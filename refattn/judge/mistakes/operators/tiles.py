@@ -15,10 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ....arrays.library import Doubles
+from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
 from ...verification.findings import describe_span
 from ..causes.sampled import Alternative, Result, Rows, attend, take_rows
-from ..causes.slips import TILE_SIZES, attend_by, list_parts, score_all
+from ..causes.slips import (
+    MERGED_PARTS,
+    TILE_SIZES,
+    attend_by,
+    list_parts,
+    merge_parts,
+    score_all,
+)
 from ..causes.wrong_rows import Sampled, finite, row_sizes
 
 Scored = tuple[Doubles, Doubles]  # scores of some rows, -inf where a key is hidden, and values
@@ -28,7 +36,36 @@ _MOVED_TILES, _SCOPED_TILES = 16, 32  # of which each may be another, and that m
 _SEEN_BY_FIT = 30.0  # root of the sum of squares of z by which a tile is known
 _USUAL_OFF, _MOST_OFF = 0.1, 0.45  # how far shares are from 0 or 1: the median, and the most
 _MOST_LEFT = 0.03  # of the square of errors, at most, that a choice leaves
+_PARTS_OF_TILES, _LEFT_BY_PARTS = (2, 4, 8), 4.0  # mean square of z, at most
+_IN_TURN = (2, 4, 8, 3)  # parts
 _SPANS_NAMED = 3  # spans of keys that are named one by one
+
+
+def list_interleaved(problem: Problem) -> Iterator[Alternative]:
+    """List kernels that merge parts in a wrong way, to which blocks of keys go in turn."""
+    m = problem.shape[1]
+    for parts, block in product(_IN_TURN, (1, *TILE_SIZES)):
+        if parts * block >= m:
+            continue
+        of_key = np.arange(m) // block % parts
+        edges = np.searchsorted(np.sort(of_key), np.arange(parts)).tolist()
+        called = "keys" if block == 1 else f"blocks of {block} keys"
+        for words, weigh in MERGED_PARTS.items():
+            merge = partial(
+                _merge_in_turn,
+                order=np.argsort(of_key, kind="stable"),
+                merge=partial(merge_parts, edges=edges, weigh=weigh, is_mean=True),
+            )
+            text = f"{parts} parts of the keys, to which {called} go in turn, are merged {words}"
+            yield Alternative(text, problem, compute=merge)
+
+
+def _merge_in_turn(
+    head: SoftmaxHead, order: Chosen, merge: Callable[[SoftmaxHead], Result]
+) -> Result:
+    every = np.append(order, np.arange(len(order), len(head.k)))
+    of_pairs = {x: y[:, order] for x in ("mask", "bias") if (y := getattr(head, x)) is not None}
+    return merge(head._replace(k=head.k[every], v=head.v[every], **of_pairs))
 
 
 def list_moved_tiles(
@@ -115,6 +152,69 @@ def _choose(columns: Doubles, rest: Doubles) -> Chosen | None:
         return None
     left = rest - is_chosen @ columns[known]
     return known[is_chosen] if left @ left < _MOST_LEFT * (rest @ rest) else None
+
+
+def list_crossed_parts(
+    problem: Problem, wrong: Sequence[Sampled], unit: float
+) -> Iterator[Alternative]:
+    """List kernels whose weights of a part of each tile meet values of other parts, or of none."""
+    m, elements = problem.shape[1], sum(x.got.size for x in wrong)
+    for size, count in product(TILE_SIZES, _PARTS_OF_TILES):
+        if size > m or size < 8 * count or 4 * count**2 > elements:
+            continue
+        columns, rest = [], []
+        for x in wrong:
+            scale = unit * row_sizes(x.got)
+            sums, beside = _cross(problem, size, count, x.rows)
+            columns.append((sums / scale).reshape(count * count, -1))
+            rest.append(((x.got - beside) / scale).ravel())
+        a, b = np.concatenate(columns, -1), np.concatenate(rest)
+        if not (np.all(np.isfinite(a)) and np.all(np.isfinite(b))):
+            return
+        own = np.eye(count).ravel()
+        known = np.sqrt(np.sum(np.square(a), -1)) > _SEEN_BY_FIT
+        share = np.linalg.lstsq(a[known].T, b - own[~known] @ a[~known], rcond=1e-9)[0]
+        times = own.copy()
+        times[known] = np.rint(share)
+        left = b - times @ a
+        if np.any(times < 0) or np.array_equal(times, own) or np.mean(left * left) > _LEFT_BY_PARTS:
+            continue
+        cross = times.reshape(count, count)
+        answer = partial(_attend_crossed, problem, size, cross)
+        yield Alternative(_name_crossed(size, cross), problem, answer=answer)
+
+
+def _cross(problem: Problem, size: int, count: int, rows: Rows) -> tuple[Doubles, Doubles]:
+    """Sum weights of each part of all tiles times values of each part, and what is no key's."""
+    head = take_rows(problem, rows)
+    w, m = np.exp(score_all(head) - attend(head).lse[:, None]), head.keys
+    more = -m % size
+    parts = (-1, count, size // count)
+    of_parts = np.pad(w[:, :m], ((0, 0), (0, more))).reshape(len(w), *parts).transpose(2, 0, 1, 3)
+    v = np.pad(head.v[:m], ((0, more), (0, 0))).reshape(*parts, head.v.shape[1]).swapaxes(0, 1)
+    sums = of_parts.reshape(count, 1, len(w), -1) @ v.reshape(count, -1, head.v.shape[1])
+    return sums, w[:, m:] @ head.v[m:]
+
+
+def _attend_crossed(problem: Problem, size: int, times: Doubles, rows: Rows) -> Result:
+    sums, beside = _cross(problem, size, len(times), rows)
+    exact = attend(take_rows(problem, rows))
+    return exact._replace(out=np.einsum("st,strd->rd", times, sums) + beside)
+
+
+def _name_crossed(size: int, times: Doubles) -> str:
+    each = np.arange(size) // (size // len(times))
+    words = []
+    for part, row in enumerate(times):
+        theirs = [describe_keys(each == x) for x in np.flatnonzero(row)]
+        often = [f" {c:.0f} times" * (c > 1) for c in row[row > 0].tolist()]
+        if theirs and not np.array_equal(row, np.eye(len(times))[part]):
+            met = " and ".join(f"{x}{y}" for x, y in zip(theirs, often, strict=True))
+            words.append(f"weights of {describe_keys(each == part)} meet the values of {met}")
+    if lost := np.flatnonzero(~times.any(-1)).tolist():
+        keys = describe_keys(np.isin(each, lost))
+        words.append(f"weights of {keys} count in the sum of the weights only")
+    return f"in each tile of {size} keys, {', and '.join(words)}"
 
 
 def list_scoped(

@@ -107,6 +107,14 @@ class _Laws:
     def __init__(self, formula: Any, options: Mapping[str, Any]) -> None:
         self.formula, self.options = formula, options
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Options that differ from those that the formula has by default."""
+        own = signature(self.formula).parameters
+        return {
+            x: y for x, y in self.options.items() if x != "bias" and own[x].default not in (y, None)
+        }
+
     def __call__(
         self, problem: Problem, index: Index, roundings: Roundings, i: slice
     ) -> tuple[RowErrors, Doubles]:

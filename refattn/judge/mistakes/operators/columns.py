@@ -1,0 +1,77 @@
+"""Sources of values that are those of others, or of other heads: told by each output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from ....arrays.library import Doubles
+from ....arrays.words import place
+from ...rounding.problems import Index, Problem
+from ..causes.sampled import Alternative, attend, take_rows
+from ..causes.slips import score_all
+from ..causes.wrong_rows import Sampled, differ, divide, row_sizes, thin
+
+Sources = npt.NDArray[np.int64]
+_ROWS, _FEWEST_ROWS, _HEADS = 8, 4, 32  # by which columns are known; and heads, at most
+_MOST_OFF = 4.0  # mean square of z of a column
+_COLUMNS_NAMED = 3
+
+
+def list_columns(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Iterator[Alternative]:
+    """List the kernel whose values have columns of others: those by which each output is right."""
+    heads = [*np.ndindex(problem.lead)]
+    if not 0 < len(wrong) <= len(heads) <= _HEADS:
+        return
+    read: dict[Index, Sources] = {}
+    d = problem.shape[-1]
+    for x in wrong:
+        x = x.take(thin(np.arange(len(x.got)), _ROWS))
+        head = take_rows(problem, x.rows)
+        weights = np.exp(score_all(head) - attend(head).lse[:, None])[:, : head.keys]
+        # Those of the head itself come first, of equal ones.
+        order = sorted(heads, key=lambda y: y != x.rows.at)
+        outs = weights @ np.concatenate([_take_values(problem, y, x.rows.at) for y in order], -1)
+        size = unit * row_sizes(x.got)
+        far = [divide(differ(x.got[:, [c]], outs), size[:, [c]]) for c in range(d)]
+        off = np.mean(np.square(far), 1)
+        best = np.where(np.diag(off[:, :d]) < _MOST_OFF, np.arange(d), np.argmin(off, -1))
+        if len(x.got) < _FEWEST_ROWS or not np.max(np.min(off, -1)) < _MOST_OFF:
+            return
+        at, columns = np.divmod(best, d)
+        read[x.rows.at] = np.array([heads.index(order[h]) for h in at]) * d + columns
+    if words := _name_columns(problem, read, heads):
+        moved = problem.replaced("v", partial(_take_columns, problem, read, heads))
+        yield Alternative(f"values have the columns of others: {words}", moved)
+
+
+def _take_values(problem: Problem, of: Index, at: Index) -> Doubles:
+    """Take the values of a head, with the scales of the one that reads them."""
+    arrays, own = problem.read(of), problem.read(at)
+    values: Doubles = arrays["v"]
+    return values / arrays["v_scale"] * own["v_scale"] if "v_scale" in own else values
+
+
+def _take_columns(
+    problem: Problem, read: Mapping[Index, Sources], heads: Sequence[Index], at: Index, x: Doubles
+) -> Doubles:
+    if at not in read:
+        return x
+    every = {h: _take_values(problem, heads[h], at) for h in np.unique(read[at] // x.shape[1])}
+    columns = [every[c // x.shape[1]][:, c % x.shape[1]] for c in read[at].tolist()]
+    return np.stack(columns, -1)
+
+
+def _name_columns(problem: Problem, read: Mapping[Index, Sources], heads: Sequence[Index]) -> str:
+    """Name spans of columns that are one after another there, too."""
+    words, d = [], problem.shape[-1]
+    for at, columns in read.items():
+        for span in np.split(np.arange(d), np.flatnonzero(np.diff(columns) != 1) + 1):
+            source, first = divmod(int(columns[span[0]]), d)
+            if (heads[source], first) != (at, span[0]):
+                here, there = (f"{x} to {x + len(span) - 1}" for x in (span[0], first))
+                words.append(f"{here} of head {place(at)} are {there} of {place(heads[source])}")
+    return ", ".join(words[:_COLUMNS_NAMED]) + " and so on" * (len(words) > _COLUMNS_NAMED)

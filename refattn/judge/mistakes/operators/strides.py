@@ -1,0 +1,131 @@
+"""Arrays that are read, or were written, with the strides of another layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from ...rounding.problems import Index, Problem
+from ..causes.sampled import Alternative
+
+_PADDED_TO = (16, 32, 64, 128)  # to which rows may be padded
+_WORD_BITS = (8, 16, 32, 64)  # bits of a mask that are one number
+_STACKED = 2**22  # numbers of an array, at most, that is read with other strides
+
+
+def list_strides(problem: Problem) -> Iterator[Alternative]:
+    """List arrays that are read with the strides of another layout."""
+    heads = problem.lead[-1] if problem.lead else 1
+    arrays = {"v": "values", "k": "keys", "q": "queries", "kv": "keys and values"}
+    for names, called in arrays.items():
+        rows, width = problem.first[names[-1]].shape
+        text = f"{called} are read with the strides of"
+        # One array alone may have its rows and columns exchanged.
+        if names != "kv":
+            turned = problem.replaced(names, lambda _, x: x.reshape(x.shape[::-1]).T)
+            yield Alternative(f"{text} ({width}, {rows}), not ({rows}, {width})", turned)
+        # Query heads that share a key head read one array.
+        shared = heads // problem.key_heads if problem.key_heads and names != "q" else 1
+        count = heads // shared
+        if count > 1 and heads * rows * width <= _STACKED:
+            for words, take in (
+                ("(heads, rows), not (rows, heads)", _by_heads),
+                ("(rows, heads), not (heads, rows)", _by_rows),
+            ):
+                turned = problem
+                for x in names:
+                    turned = turned.replaced(x, partial(_read_other, problem, x, shared, take))
+                yield Alternative(f"{text} {words}", turned)
+    yield from _list_mask_strides(problem)
+    yield from _list_member_strides(problem)
+
+
+def _list_mask_strides(problem: Problem) -> Iterator[Alternative]:
+    """List masks and biases that are read with rows, or tiles of keys, of another length.
+
+    All of them, or the part of the last n keys, as that of a tree of tokens, in words of bits.
+    """
+    n, m, _ = problem.shape
+    if n * m > _STACKED or problem.packed is not None:
+        return
+    parts = {"": (0, m)} | ({f" of the last {n} keys": (m - n, n)} if 1 < n < m else {})
+    for name, part in product((x for x in ("mask", "bias") if x in problem.first), parts):
+        start, width = parts[part]
+        lengths = {
+            n,
+            *(width + -width % x for x in (8, *_PADDED_TO)),
+            *(width - width % x for x in _PADDED_TO),
+        }
+        lengths |= {x for x in _WORD_BITS if part and x < width}
+        strides = {
+            f"rows of {x} numbers, not {width}": (x, m) for x in sorted(lengths - {0, width})
+        }
+        # Tile t is then read from the place of tile 2 t.
+        tiles = [x for x in _PADDED_TO if x < width]
+        strides |= {f"steps of two tiles of {x} keys, not one": (width, x) for x in tiles}
+        for words, (row, tile) in strides.items():
+            read = partial(_read_strided, start=start, row=row, tile=tile)
+            text = f"the {name}{part} is read with {words}"
+            yield Alternative(text, problem.replaced(name, read))
+        for padded in sorted({m + -m % x for x in (8, *_PADDED_TO)} - {m}) if not part else ():
+            read = partial(_read_strided, start=0, row=m, tile=m, padded=padded)
+            text = f"the {name} is read with rows of {m} numbers, where they are padded to {padded}"
+            yield Alternative(text, problem.replaced(name, read))
+
+
+def _list_member_strides(problem: Problem) -> Iterator[Alternative]:
+    """List masks of keys of batch members of which those that any sees lie one after another."""
+    (n, m, _), members = problem.shape, problem.lead[0] if problem.lead else 1
+    few = members > 1 and math.prod(problem.lead) * n * m <= _STACKED
+    if "mask" not in problem.first or not few or problem.packed is not None:
+        return
+    every = np.stack([problem.read(x)["mask"] for x in np.ndindex(problem.lead)])
+    every = every.reshape(members, -1, m)
+    rows: Any = every[:, 0]
+    length = m - int(np.argmax(np.any(rows, 0)[::-1]))
+    if length == m or (every != rows[:, None]).any():
+        return
+    written = np.zeros(rows.size, bool)
+    written[: members * length] = rows[:, :length].ravel()
+    read = rows.ravel()[np.arange(members)[:, None] * length + np.arange(m)]
+    for words, mask in (("written", written.reshape(rows.shape)), ("read", read)):
+        text = f"the masks of batch members are {words} with rows of {length} keys, not {m}"
+        yield Alternative(text, problem.replaced("mask", partial(_take_member, mask)))
+
+
+def _take_member(masks: Any, at: Index, mask: Any) -> Any:
+    return np.broadcast_to(masks[at[0]], mask.shape)
+
+
+def _read_strided(
+    _: Index, x: Any, start: int, row: int, tile: int, padded: int | None = None
+) -> Any:
+    """Read rows of another length, and tiles of keys at twice their place; not beyond the end."""
+    last = x[:, start:]
+    keys = np.arange(last.shape[1])
+    last = last if padded is None else np.pad(last, ((0, 0), (0, padded - len(keys))))
+    # Where the wrong strides lead in an array that lies row by row.
+    at = np.arange(len(x))[:, None] * row + keys + keys // tile * tile
+    read = last.reshape(-1)[np.minimum(at, last.size - 1)]
+    return np.concatenate([x[:, :start], read], -1)
+
+
+def _by_heads(x: Any) -> Any:
+    return np.swapaxes(x, 0, 1).reshape(x.shape)
+
+
+def _by_rows(x: Any) -> Any:
+    return np.swapaxes(x.reshape(x.shape[1], x.shape[0], -1), 0, 1)
+
+
+def _read_other(
+    problem: Problem, name: str, shared: int, take: Callable[[Any], Any], index: Index, _: Any
+) -> Any:
+    heads = range(0, problem.lead[-1], shared)
+    stack = np.stack([problem.read((*index[:-1], h))[name] for h in heads])
+    return take(stack)[index[-1] // shared]
