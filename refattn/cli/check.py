@@ -257,6 +257,7 @@ def _run_checks(target: str, options: dict[str, Any]) -> Any:
     """Run the checks on what the command line names."""
     from ..arrays import checks
     from ..judge import conformance
+    from ..judge.conformance.candidate.target import import_target
 
     estimator, capabilities, tags, spec, seed, names, program = map(
         options.pop, ("estimator", "capabilities", "tags", "spec", "seed", "names", "program")
@@ -275,12 +276,19 @@ def _run_checks(target: str, options: dict[str, Any]) -> Any:
     apart = most if apart is not False else None
     with _candidate(target, estimator, program, apart) as (fn, source):
         estimator = estimator or _guess_estimator(fn)
+        imported = estimator not in conformance.ESTIMATORS and source is not None and apart
+        if imported:  # its module may register the estimator
+            import_target(target)
         report = conformance.check(
             conformance.Adapter(fn, estimator, capabilities, pairs, source=source),
             rng=seed,
             checks=names or None,
             track=partial(checking, most=most),
             **options,
+        )
+    if imported:
+        report.limits["imported"] = (
+            f"the process that judges the candidate imported its module, to find {estimator!r}"
         )
     if program is None and apart is None:
         report.limits["in-process"] = _WITHIN_THE_JUDGE

@@ -150,8 +150,8 @@ class Work:
 def checking(checks: Sequence[Any], most: float = 0.0) -> Iterator[Any]:
     """Name each check while it runs, with its number and the time so far, on a terminal.
 
-    Elsewhere there is a line now and then. On both, the time that the checks may take at most is
-    said when some is over. A candidate may close or replace the streams of Python.
+    Elsewhere there is a line now and then. On both, the limit of time is printed when some is over.
+    A candidate may close or replace the streams of Python.
     """
     announced = _announced(checks, most)
     if not os.isatty(2):
@@ -181,13 +181,12 @@ def checking(checks: Sequence[Any], most: float = 0.0) -> Iterator[Any]:
 
 
 def _announced(checks: Sequence[Any], most: float) -> Iterator[Any]:
-    """Say once how long the checks may take, to the file itself."""
+    """Print the limit of time once, to the file itself."""
     start, silent = time.monotonic(), most > LONG
     for check in checks:
         if silent and time.monotonic() - start > _SOON:
             silent = False
-            text = f"estimated time: at most {spell(most)} (--time-limit sets it)\n"
-            _write(text)
+            _write(f"time limit: {spell(most)} (--time-limit sets it)\n")
         yield check
 
 

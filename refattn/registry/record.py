@@ -40,8 +40,8 @@ TRAITS: Mapping[str, str] = MappingProxyType(
         "data-free": "the random numbers depend on the seed, not on the numbers in the arrays",
         "frequency-mean": "reordering its frequencies, or using each twice, changes nothing",
         "per-query": "each query has its own frequencies (..., n, S, d), or keys (..., n, S)",
-        "random-features": "all queries share frequencies from N(0, I), with the declared "
-        "coupling; the formula takes `features`",
+        "random-features": "its formula is that of `rfa`, or of `kernel` for pairs, and takes "
+        "`features`; all queries share frequencies from N(0, I), with the declared coupling",
         "trigonometric": "its features are sines and cosines, so weights may be negative",
         "target": "draws the frequencies of each query from its target distribution (RA)",
         "recurrent": "carries a state from token to token, and returns it with the output",
@@ -337,8 +337,9 @@ def _checked(record: Any) -> Estimator:
     _check_traits(record.size, {*traits})
     keywords = [*sorted(_KEYWORDS & {*options}), *filter(None, [record.size])]
     _check_keywords("fn", record.fn, [*keywords, *["rng"] * ("random" in traits)])
-    declared = (keyword for trait, keyword in DECLARED.items() if trait in traits)
-    _check_keywords("naive", record.naive, [*sorted(_KEYWORDS & {*options}), *declared])
+    _check_keywords("naive", record.naive, sorted(_KEYWORDS & {*options}))
+    for trait in traits & DECLARED.keys():
+        _check_keywords("naive", record.naive, [DECLARED[trait]], f"by the trait {trait!r}")
     if "vjp" in options and record.differentiable is None:
         raise ValueError(
             f"`options` must leave out 'vjp' for {record.name}, which is no attention function."
@@ -359,7 +360,12 @@ def _check_traits(size: str | None, traits: set[str]) -> None:
         raise ValueError(f"`size` must be given with the trait {sized[0]!r}, got None.")
 
 
-def _check_keywords(argument: str, function: Any, names: Iterable[str]) -> None:
+def _check_keywords(
+    argument: str,
+    function: Any,
+    names: Iterable[str],
+    why: str = "by `size`, `options` or `traits` of the record",
+) -> None:
     """Check that a function takes these keywords, where its signature is known."""
     try:
         taken = inspect.signature(function).parameters.values()
@@ -369,8 +375,8 @@ def _check_keywords(argument: str, function: Any, names: Iterable[str]) -> None:
     for name in names:
         if name not in known and not any(x.kind is x.VAR_KEYWORD for x in taken):
             raise ValueError(
-                f"`{argument}` must take `{name}`, by `size`, `options` or `traits` of the record, "
-                f"got a function of {', '.join(x.name for x in taken)}."
+                f"`{argument}` must take `{name}`, {why}, got a function of "
+                f"{', '.join(x.name for x in taken)}."
             )
 
 

@@ -62,7 +62,7 @@ def test_no_hostile_candidate_passes(tmp_path, monkeypatch, what):
     text = f"{WRONG}\n{before}\n\n{fn}"
     Path("hostile.py").write_text(text, "utf-8")
     words = ("hostile:fn", "--estimator", "softmax", "--check", "reference_values")
-    done = process("check", *words, "--time-limit", "6")
+    done = process("check", *words, "--time-limit", "12")
     ended = {"ends the one that asks": 2, "answers with code": (1, 2)}.get(what, 1)
     assert done.returncode in (ended if isinstance(ended, tuple) else (ended,)), done
     assert "PASS" not in done.stdout.partition("\n")[0]

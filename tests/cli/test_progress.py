@@ -79,7 +79,7 @@ def test_commands_announce_their_time(here, monkeypatch, name):
 def test_checks_announce_their_time(monkeypatch, capfd):
     monkeypatch.setattr(progress, "_SOON", -1.0)
     assert run(*LINES["check"].split()).exit_code == 0
-    assert "estimated time: at most 2 min (--time-limit sets it)\n" in capfd.readouterr().err
+    assert "time limit: 2 min (--time-limit sets it)\n" in capfd.readouterr().err
 
 
 def test_vectors_announce_their_time(monkeypatch):

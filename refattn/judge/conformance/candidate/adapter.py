@@ -61,7 +61,7 @@ class Adapter:
     tags : mapping, optional
         Conventions, see `TAGS`; values may be strings, as on the command line.
     name : str, optional
-        Name in reports; by default that of the callable.
+        Name in reports; by default that in `source`, or that of the callable.
     source : str, optional
         Where the callable can be imported from, as ``"module:name"``, for scripts that show a
         failure; without it they look for the callable under its own name.
@@ -126,7 +126,7 @@ class Adapter:
                 raise TypeError(f"`{attribute}` must be a string, got {kind}.")
         if self.source is not None and not all(self.source.partition(":")):
             raise ValueError(f"`source` must be module:name, got {self.source!r}.")
-        name = self.name or name_of(self.fn)
+        name = self.name or (self.source or "").partition(":")[2] or name_of(self.fn)
         for attribute, value in (("capabilities", capabilities), ("tags", tags), ("name", name)):
             # The class is frozen: an adapter means the same for all checks of a run.
             object.__setattr__(self, attribute, value)

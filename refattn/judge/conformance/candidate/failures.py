@@ -33,6 +33,12 @@ class SeveralResults(Failure):
     stops = "every call returns several results"
 
 
+class Unrepeatable(Failure):
+    """A candidate whose results differ, of calls that are equal and need no seed."""
+
+    stops = "two equal calls differ"
+
+
 class WrongRecord(ValueError):
     """A function of the record itself failed, which says nothing of the candidate."""
 

@@ -10,6 +10,7 @@ import pickle
 import pkgutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
@@ -60,6 +61,7 @@ class Elsewhere:
     """
 
     def __init__(self, find: Callable[[], Any], timeout: float | None = None) -> None:
+        self.start = time.monotonic()
         self.worker = _Worker(find)
         most = None if timeout is None else timeout + _TO_START
         try:

@@ -12,12 +12,33 @@ import numpy as np
 from scipy import special
 
 from ....arrays.library import Floats
+from ....estimators.inputs import open_partials
 from ... import stats
 from ..candidate.adapter import Adapter
-from ..candidate.failures import Failure
+from ..candidate.failures import Failure, WrongRecord
 from ..candidate.limits import Keywords
-from ..truth.allowed import CONTRACT
+from ..truth.allowed import CONTRACT, reference
 from .trials import CheckRun, add_condition
+
+
+def refuse_other_formulas(adapter: Adapter) -> None:
+    """Refuse a record whose formula is not the one by which frequencies are recovered."""
+    record = adapter.record
+    plain = Adapter(adapter.fn, "kernel" if adapter.has("pairs") else "rfa", (), adapter.tags)
+    formulas = {open_partials(x.naive)[0] for x in (record, plain.record)}
+    if len(formulas) == 1 or not (adapter.has("random-features") and record.takes("omega")):
+        return
+    arrays = tuple(np.random.default_rng(0).standard_normal((4, 3, 3)))
+    asked = arrays[: len(record.arrays)], {"omega": arrays[3]}
+    (ours, allowed), (own, more) = (reference(x, *asked) for x in (plain, adapter))
+    if not np.max(np.abs(own - ours)) <= allowed + more:
+        raise WrongRecord(
+            f"`traits` of the record of {record.name} must leave out 'random-features': its "
+            f"formula differs from that of {plain.estimator} at the same frequencies, which the "
+            "checks of this trait recover by it. Without the trait, the formula and the "
+            "distribution of results are tested as the record has them."
+        )
+
 
 _MISS = 1e-6  # probability of missing a discrepancy of the size called detectable
 

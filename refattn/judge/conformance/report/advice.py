@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from statistics import median
 from typing import Any
@@ -36,7 +37,9 @@ def advise(
         # As much longer as seeds are missing, and twice as long where a check did not end.
         factor = max(1 / share, 2.0 if late else 1.0)
         longer = f"--time-limit {_round_to_digits(factor * limit)}"
-        if trials[0].adapter["library"] == "torch" and trials[0].adapter["device"] in (None, "cpu"):
+        adapter, threads = trials[0].adapter, os.environ.get("OMP_NUM_THREADS")
+        on_cpu = adapter["library"] == "torch" and adapter["device"] in (None, "cpu")
+        if on_cpu and threads != "1":
             longer += ", or OMP_NUM_THREADS=1 before the command: threads slow small arrays down"
         compiled = _say_compiled(trials[0].times)
         return f"too slow: {done} in {spent:.3g} s{compiled}: {longer}"

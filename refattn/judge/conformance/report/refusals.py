@@ -68,6 +68,11 @@ def name_keyword(adapter: Adapter, words: str) -> str:
     match, known = _UNEXPECTED.search(words), None
     with suppress(Exception):  # no signature, or one that fails
         known = keyword_names(adapter.fn)
+    if match and match[1] == "d_out":
+        return (
+            "; with --capability vjp it is called as fn(q, k, v, d_out=...) and returns (out, dq, "
+            "dk, dv): wrap it, as with refattn.vjp, or leave the capability out"
+        )
     if match is None or known is None:
         return ""
     like = " or ".join(f"{x}=" for x in known if ELSEWHERE.get(x.lower()) == match[1])

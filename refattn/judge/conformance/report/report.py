@@ -16,12 +16,12 @@ from ...._version import __version__
 from ....arrays.tables import Column, Table
 from ....arrays.words import portable, printable, to_json
 from ....files.arrays import INSTALL
-from ..candidate.failures import SEVERITIES, Refusal, SeveralResults
+from ..candidate.failures import SEVERITIES, Refusal, SeveralResults, Unrepeatable
 from ..candidate.tags import DEFAULTS
 
 PASS, FAIL, UNDERPOWERED = "PASS", "FAIL", "UNDERPOWERED"
 STOPS = (
-    *(Refusal.stops, SeveralResults.stops),
+    *(Refusal.stops, SeveralResults.stops, Unrepeatable.stops),
     *("the candidate hangs", "the candidate crashed", "time is over"),
 )
 LEFT_OUT = "not requested"  # of a check that applies

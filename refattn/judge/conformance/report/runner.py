@@ -20,12 +20,12 @@ from ....arrays import checks as arrays_checks
 from ....arrays.words import said, with_known_keywords
 from ... import stats
 from ..candidate.adapter import Adapter
-from ..candidate.failures import Beyond, Failure, Refusal, WrongRecord
+from ..candidate.failures import Beyond, Failure, Unrepeatable, WrongRecord
 from ..candidate.isolation import Crash, Elsewhere, isolated
 from ..candidate.limits import leaving_out, sizes
 from ..candidate.tags import CHOICES, LISTING, write_tag
+from ..checks.recovery import refuse_other_formulas
 from ..checks.trials import CHECKS, Check, CheckRun, attends
-from ..truth.allowed import largest_exponent
 from .advice import advise
 from .causes import Asked, ask_again, name_cause
 from .failures import Failures
@@ -34,6 +34,7 @@ from .neighbours import diagnose
 from .refusals import describe_call, name_keyword, name_layout
 from .report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED, Report, Result
 from .reproduce import reproducer
+from .severity import find_severity
 from .suspects import name_norms, suspect, weighing_keys_alike
 from .untried import not_tried
 
@@ -119,10 +120,10 @@ def check(
     checks : iterable of str, optional
         Run these only.
     time_limit : float, optional
-        Seconds for the whole run; by default 120, or 600 at level full. The calls of a check may
-        take half of its share of the remaining time; slow candidates get fewer seeds. When the time
-        is over, a check fails if the candidate seems to hang, and is underpowered if it is only
-        slow; the remaining checks are not run.
+        Seconds for the whole run, also for the import of an isolated candidate; by default 120, or
+        600 at level full. A check may take half of its share of the remaining time; slow candidates
+        get fewer seeds. When the time is over, a check fails if the candidate seems to hang, and is
+        underpowered if it is only slow; the remaining checks are not run.
     isolate : bool
         Call the candidate in its own process. A crash of that process is a failure of the check
         that ran, and the remaining checks are not run. The process must be able to import the
@@ -155,6 +156,7 @@ def check(
     """
     adapter = _adapter_of(fn, estimator, capabilities, tags)
     _usable(adapter)
+    refuse_other_formulas(adapter)
     arrays_checks.choice("level", level, LEVELS)
     alpha = arrays_checks.real("alpha", alpha, positive=True)
     if alpha >= 1:
@@ -175,11 +177,11 @@ def check(
         chosen = {name: c for name, c in chosen.items() if name in names}
     results: list[Result] = []
     trials: list[CheckRun] = []
-    stopped, beyond = "", {}
     context = isolated if isolate or isinstance(adapter.fn, Elsewhere) else nullcontext
+    start = adapter.fn.start if isinstance(adapter.fn, Elsewhere) else time.monotonic()
+    end, most = start + limit, _BUDGET[level] * max(1.0, limit / TIME_LIMITS[level])
+    stopped, beyond, times = "", dict[str, str](), dict[Any, list[float]]()
     with context(adapter) as candidate:
-        start, times = time.monotonic(), dict[Any, list[float]]()
-        end, most = start + limit, _BUDGET[level] * max(1.0, limit / TIME_LIMITS[level])
         for i, item in enumerate(track(list(chosen.values()))):
             left = max(end - time.monotonic(), 0.0)
             # Laws use all the time that they are given, so they share what is left.
@@ -309,6 +311,8 @@ def _stops(item: Check, trial: CheckRun, result: Result) -> str:
         return "the candidate crashed"
     if item.name == "contract" and trial.refused and trial.calls == 0:
         result.got = f"{result.got}{name_layout(trial)}; {describe_call(trial)}"
+        return trial.refused
+    if trial.refused == Unrepeatable.stops:
         return trial.refused
     result.got += name_keyword(trial.adapter, result.got)
     return ""
@@ -512,7 +516,7 @@ def _run_check(item: Check, trial: CheckRun, limit: float, patience: float) -> R
     if late or trial.crashed or (error is not None and not isinstance(error, Failure)):
         trial.case = None  # no call alone shows this
     with np.errstate(all="ignore"):
-        result.severity = _severity(item, trial, error)
+        result.severity = find_severity(item, trial, error)
     if late:
         result.status = FAIL if hangs else UNDERPOWERED
         result.expected = f"an answer within {limit:.3g} s"
@@ -532,39 +536,6 @@ def _run_check(item: Check, trial: CheckRun, limit: float, patience: float) -> R
         text = f"{type(error).__name__}: {said(error)} ({where.name}, line {where.lineno})"
         result.status, result.expected, result.got = FAIL, "a result", text
     return result
-
-
-# Ordinary inputs: exponents up to this and the length of a key, and numbers below that.
-_ORDINARY, _LARGE = 60.0, 1e4
-
-
-def _severity(item: Check, trial: CheckRun, error: BaseException | None) -> str:
-    """Return what kind of failure it is, or would be."""
-    if isinstance(error, Refusal) or item.name in _CONTRACTS:
-        return "contract"
-    if item.layer != "identity":
-        return "law"
-    case = trial.case
-    if not isinstance(error, Failure):
-        return "contract"
-    if item.name in _MASKED:
-        return "masked"
-    if case is not None and len(case.arrays) == len(trial.adapter.record.arrays):
-        if trial.adapter.has("rows"):
-            x = case.arrays[0]
-            return "range" if np.max(np.abs(np.mean(x, -2)) > 1e3 * np.std(x, -2)) else "formula"
-        exponent = largest_exponent(trial.adapter, case.arrays, case.options)
-        if trial.adapter.has("random-features"):  # e^(-|q|^2/2) cancels, but is in the features
-            q = trial.adapter.root(case.arrays[0].shape[-1]) * case.arrays[0]
-            exponent += float(np.max(np.sum(q * q, -1), initial=0.0)) / 2
-        small = all(np.max(np.abs(x), initial=0.0) < _LARGE for x in case.arrays)
-        if not (small and exponent <= _ORDINARY + case.arrays[0].shape[-1]):
-            return "range"
-    return "formula"
-
-
-_CONTRACTS = ("contract", "seeds")
-_MASKED = ("hidden_nonsense", "gradients_of_hidden_nonsense")
 
 
 def _correct(results: list[Result], trials: list[CheckRun], alpha: float) -> None:

@@ -13,6 +13,7 @@ from refattn.judge.conformance.candidate.failures import Failure
 from refattn.judge.conformance.checks import laws, recovery, targets
 from refattn.judge.conformance.checks.trials import CheckRun
 from refattn.judge.conformance.report.suspects import name_norms
+from refattn.registry import ESTIMATORS
 from tests.judge.conformance.candidates import BY_NAME, failures, kernel, of
 
 
@@ -33,6 +34,25 @@ def test_frequencies_are_recovered(fn, estimator):
     want = sampling.draw(2, d, rng=7).omega
     got = recovery.match_pair(mean, d, c)
     np.testing.assert_allclose(sorted(got.tolist()), sorted(want.tolist()), atol=1e-10)
+
+
+def test_a_formula_of_other_features_is_refused(monkeypatch):
+    """Of keys minus their mean, frequencies would be recovered wrong; another order is the same."""
+
+    def centred(q, k, v, *, less=1.0, **options):
+        k = k - less * np.mean(k, -2, keepdims=True)
+        return refattn.naive.random_feature_attention(
+            q, k[..., ::-1, :], v[..., ::-1, :], **options
+        )
+
+    record = ESTIMATORS["rfa"]._replace(name="centred", naive=centred)
+    monkeypatch.setitem(ESTIMATORS._records, "centred", record)
+    fn = refattn.random_feature_attention
+    with pytest.raises(ValueError, match="must leave out 'random-features': its formula differs"):
+        check(fn, estimator="centred", checks=["contract"])
+    for change in ({"naive": partial(centred, less=0.0)}, {"traits": ("random", "normalised")}):
+        monkeypatch.setitem(ESTIMATORS._records, "centred", record._replace(**change))
+        assert check(fn, estimator="centred", checks=["contract"]).verdict == "PASS"
 
 
 @pytest.mark.parametrize("features", ["hyperbolic", "trigonometric"])

@@ -64,6 +64,23 @@ def test_seeds_are_no_advice_where_nothing_can_be_seen():
     assert "inf" not in text
 
 
+def test_two_equal_calls_that_differ_end_a_run():
+    """The estimator of the same function that is random is named."""
+    report = check(refattn.eva_attention, estimator="eva", checks=["contract", "reference_values"])
+    (result,) = report.results
+    assert (result.status, result.severity) == ("FAIL", "contract")
+    assert "results that differ: the function draws random numbers" in result.got
+    assert "--estimator eva-sampled draws" in result.got
+    assert report.not_tried["reference_values"] == "two equal calls differ"
+
+
+def test_a_function_without_cotangent_is_told_of_it():
+    capable = {"capabilities": ["vjp"], "checks": ["gradients", "gradients_again"]}
+    report = check(refattn.softmax_attention, estimator="softmax", **capable)
+    assert "wrap it, as with refattn.vjp" in report.results[0].got
+    assert "1 more, which may have the same cause: gradients_again" in str(report)
+
+
 @pytest.mark.parametrize("answers", [0, 1])
 def test_a_candidate_that_hangs_fails_and_costs_its_time_and_no_more(answers):
     left = [None] * answers
@@ -152,14 +169,16 @@ def test_a_slow_callable_is_underpowered(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("tags", "advised"),
+    ("tags", "threads", "advised"),
     [
-        ({}, False),
-        ({"library": "torch"}, True),
-        ({"library": "torch", "device": "cuda:0"}, False),
+        ({}, "2", False),
+        ({"library": "torch"}, "2", True),
+        ({"library": "torch"}, "1", False),
+        ({"library": "torch", "device": "cuda:0"}, "2", False),
     ],
 )
-def test_threads_of_torch_are_an_advice_on_a_cpu(tags, advised):
+def test_threads_of_torch_are_an_advice_on_a_cpu(monkeypatch, tags, threads, advised):
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
     trial = trials.CheckRun(of(plain, "softmax", **tags), "causal", 0, reached=0.5)
     weak = runner.Result("causal", "", "identity", "UNDERPOWERED")
     text = advise([weak], [trial], {"quick": 2000}, "quick", 120.0, 118.0)
