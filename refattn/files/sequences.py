@@ -41,6 +41,9 @@ class Sequences(NamedTuple):
     blocks: Mapping[str, Any] = MappingProxyType({})
 
 
+_FAR_LARGER = 4.0  # times the largest number of keys that are seen
+
+
 def take_sequences(
     arrays: dict[str, Floats], stored: Mapping[str, Floats | safetensors.Tensor]
 ) -> Sequences | None:
@@ -165,13 +168,14 @@ def _take_blocks(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> S
 
 
 def _keep_alike(x: Any, others: Any) -> Any:
-    """Set numbers to 0 that are larger than all others, or have more digits."""
+    """Set numbers to 0 that are far larger than all others, or have more digits."""
 
     def last_digits(x: Any) -> Any:
         bits = x.view(f"uint{8 * x.itemsize}")
         return np.where(bits == 0, np.iinfo(bits.dtype).max, bits & -bits)
 
-    most = np.max(np.abs(others), initial=0)
+    # The largest of a few numbers of one kind may be above that of many others.
+    most = _FAR_LARGER * float(np.max(np.abs(others), initial=0))
     fewest = np.min(last_digits(others), initial=np.iinfo(f"uint{8 * x.itemsize}").max)
     with np.errstate(invalid="ignore"):
         alike = (np.abs(x) <= most) & (last_digits(x) >= fewest)

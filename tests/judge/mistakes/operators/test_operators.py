@@ -17,6 +17,7 @@ from tests.judge.mistakes.causes.kernels import (
     f32,
     fused,
     hide,
+    in_tiles,
     scores,
 )
 
@@ -79,6 +80,58 @@ def spoiled():
     return given(S, mask=MASK) | {"v": v, "out": out}
 
 
+def padded(x, to):
+    """Rows of an array are padded, and read as if they were not."""
+    return np.pad(x, ((0, 0), (0, 0), (0, to - N))).reshape(4, -1)[:, : N * N].reshape(4, N, N)
+
+
+def paged(x):
+    """Keys 0 to 31 of head 1 were written to head 0."""
+    moved = x.copy()
+    moved[:2, :32] = x[1, :32], 0 * x[1, :32]
+    return moved
+
+
+def in_turn(parts):
+    """Part j % parts of the keys; log normalisers to base 2 are taken for natural ones."""
+    own = np.log(np.sum(np.exp(S).reshape(4, N, -1, parts), 2))
+    return given(S + (np.log2(np.e) - 1) * np.tile(own, N // parts))
+
+
+def in_8_bits():
+    tops = np.repeat(np.maximum.accumulate(np.max(S.reshape(4, N, 3, 32), -1), -1), 32, -1)
+    w = FORMATS["float8_e4m3fn"].round(np.exp(2 * (S - tops))) * np.exp(2 * tops)
+    return given(2 * S) | {"q": 2 * Q, "out": BF16(w @ V / np.sum(np.exp(2 * S), -1)[..., None])}
+
+
+def smoothed(size):
+    tiles = Q.reshape(4, -1, size, 16)
+    means = np.mean(tiles, 2, keepdims=True)
+    return given(scores((tiles - means + means[:, :1]).reshape(Q.shape), K))
+
+
+def in_columns(wrong):
+    """What is wrong is so in columns 8 to 15 alone."""
+    return given(S) | {"out": np.concatenate([given(S)["out"][..., :8], wrong[..., 8:]], -1)}
+
+
+def members(shown, mask):
+    """Two batch members of two heads, with masks of their own."""
+    q, k, v, s = (x.reshape(2, 2, *x.shape[1:]) for x in (Q, K, V, S))
+    out, _ = fused(hide(s, shown[:, None, None]), v)
+    mask = mask[:, None, None]
+    return {"q": q, "k": k, "v": v, "out": BF16(out), "mask": mask, "dtype": "bfloat16"}
+
+
+def chosen():
+    """The first of the keys that a query chose is taken for key 0."""
+    some = np.argsort(np.random.default_rng(54).random((4, N, N - 1)), -1)[..., :8] + 1
+    read = np.where(np.arange(8) == 0, 0, some)
+    shown = np.zeros((4, N, N), bool)
+    np.put_along_axis(shown, read, True, -1)
+    return given(hide(S, shown), indices=some.astype(np.int32))
+
+
 def late():
     """One head of a retention is not causal."""
     decay = np.array([0.9, 0.95, 0.98, 0.99])
@@ -125,6 +178,36 @@ CASES = {
     "steps of rows": (lambda: quantised(7, 2),
         "each number of the output is a whole number of steps (14 of them)"),
     "hidden NaN": (spoiled, "values of hidden keys 80 to 95 are NaN or infinite"),
+    "stride of values": (
+        lambda: given(S, V.reshape(-1, 16)[(HEAD[..., 0] * N + J + J % 32) % (4 * N)]),
+        "key j has the value of key j + j % 32, past the end in the next head"),
+    "padded rows": (lambda: given(S + padded(BIAS, 128), bias=BIAS),
+        "the bias is read with rows of 96 numbers, where they are padded to 128"),
+    "columns": (lambda: given(S, V[..., np.arange(16) ^ 4]),
+        "values have the columns of others: 0 to 3 of head 0 are 4 to 7 of 0, 4 to 7 of head 0"),
+    "a page of zeros": (lambda: given(scores(Q, paged(K)), paged(V)),
+        "keys and values 0 to 31 are read from other heads: head 0 from head 1, head 1 has zeros"),
+    "half of each tile": (lambda: seen(CAUSAL & (J % 32 < 16)),
+        "keys 16 to 31 of each 32 are left out"),
+    "weights alone in tiles": (lambda: halves(J % 32 < 16, 1) | {"mask": None},
+        "in each tile of 32 keys, weights of keys 16 to 31 count in the sum of the weights only"),
+    "in turn": (lambda: in_turn(4),
+        "4 parts of the keys, to which keys go in turn, are merged with weights e^lse, where lse"),
+    "in 8 bits": (in_8_bits, "weights are rounded to float8_e4m3fn (tiles of 32 keys) but not in"),
+    "means of queries": (lambda: smoothed(32),
+        "the mean of queries in tiles of 32 is that of the first tile"),
+    "some columns": (lambda: in_columns(in_tiles(S, V, 32, of_out=0)),
+        "the running output is not rescaled when the maximum grows (tiles of 32 keys), but only in "
+        "columns 8 to 15"),
+    "columns of zeros": (lambda: given(S, np.arange(16) // 8 * V, causal=True),
+        "attention is not causal, and columns 0 to 7 are 0"),
+    "negative bias": (lambda: given(S - BIAS, bias=BIAS), "the bias has the wrong sign"),
+    "ends of masks": (lambda: members(J < [[63], [71]], J < [[60], [70]]),
+        "the mask ends 3 keys too late in batch member 0, 1 key too late in batch member 1"),
+    "rows of masks": (
+        lambda: members((np.arange(2 * N) < 140).reshape(2, N), J < [[70], [70]]),
+        "the masks of batch members are written with rows of 70 keys, not 96"),
+    "first choice": (chosen, "key 0 is read in place of the first key of each choice"),
     "later keys": (late, "attention is not causal: keys j > i count decay^(j - i) times, but only"),
 }  # fmt: skip
 FAST = ("bit of a row",)
