@@ -18,6 +18,14 @@ _lock = Lock()
 _SIGNALS = [SIGINT, *(x for x in Signals if x.name in ("SIGALRM", "SIGTERM"))]
 
 
+class Interrupted(KeyboardInterrupt):
+    """An interruption, with what was `found` until then."""
+
+    def __init__(self, found: Any) -> None:
+        super().__init__()
+        self.found = found
+
+
 def for_each(
     worker: Callable[[], Callable[[Any], None]], items: Iterable[Any], *, most: int
 ) -> None:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 )
 @causal_option
 @scale_option
+@click.option("--strict", is_flag=True, help="Exit with status 1 if any known bug passes.")
 @click.option(
     "--verbose", is_flag=True, help="Also name bugs that were not tried or cannot be detected."
 )
@@ -53,6 +54,7 @@ def audit_command(
     layout: str | None,
     causal: bool,
     scale: float | None,
+    strict: bool,
     verbose: bool,
     kind: str,
     json_path: Path | None,
@@ -67,8 +69,8 @@ def audit_command(
     function that returns (inputs, compare), as for refattn.audit. Exit status 1 means that
     the test accepts a trivial output, such as zeros. Control-C prints what was found so far.
     """
+    from ..arrays.threads import Interrupted
     from ..judge.audits.runs import audit_test
-    from ..judge.verification.verdict import Interrupted
 
     options = {"layout": layout, "causal": causal or None, "scale": scale}
     declared = {name: x for name, x in options.items() if x is not None}
@@ -84,7 +86,7 @@ def audit_command(
     )
     if interruption is not None:
         raise interruption
-    sys.exit(1 if found.blind else 0)
+    sys.exit(1 if found.blind or (strict and found.survivors) else 0)
 
 
 def _print(test: str, found: Audit, verbose: bool, page: Page) -> None:

@@ -122,7 +122,8 @@ def compare(
     |estimate - exact| / |exact| in the Frobenius norm, averaged over the draws; exact attention
     is evaluated in float64. Seconds are the median for one evaluation of all heads. The last
     column is the mean error at which a sentence encoder still works with this estimator. Estimators
-    whose time grows as n m S are left out at S above 100 unless --estimators names them.
+    whose time grows as n m S are left out at S above 100 unless --estimators names them. Control-C
+    prints what was measured so far.
 
     With --target the command recommends an estimator instead. It predicts errors from the moments
     of q and k, without random numbers; --measure measures them. Without v it predicts no
@@ -138,11 +139,14 @@ def compare(
         path = file or find_sample()
         required = "qk" if target is not None and not options["measured"] else "qkv"
         arrays = _read_qkv(path, dtype, layout, required=required)
+        interruption = None
         if target is None:
-            answer, plot = _compare(path, arrays, options)
+            answer, plot, interruption = _compare(path, arrays, options)
         else:
             answer, plot = _recommend(path, arrays, target, options)
     publish(answer, kind, json_path, plot_path, plot)
+    if interruption is not None:
+        raise interruption
 
 
 def _refuse_idle(table: bool, options: dict[str, Any]) -> None:
@@ -162,30 +166,36 @@ _OF_TABLE = {"causal": "--causal", "all_queries": "--all-queries", "per_head": "
 _Published = tuple[Answer, Callable[[Path], None]]
 
 
-def _compare(path: Path, arrays: dict[str, Floats], options: dict[str, Any]) -> _Published:
-    """Measure every estimator at every S."""
+def _compare(
+    path: Path, arrays: dict[str, Floats], options: dict[str, Any]
+) -> tuple[*_Published, BaseException | None]:
+    """Measure every estimator at every S, or those until an interruption, which it returns."""
+    from ..arrays.threads import Interrupted
     from ..compare.measured import SLOW, few_queries, measure, seconds_of_exact
     from ..files.arrays import find_sample
     from ..registry import DEFAULT
     from .show import comparisons, plots
 
     draws, per_head = options["draws"] or 3, options["per_head"]
-    bundled = path == find_sample()
+    bundled, interruption = path == find_sample(), None
     with Work("Comparing") as work:
         work.at_least(seconds_of_exact(**arrays, draws=draws))
-        comparison = measure(
-            **arrays,
-            estimators=options["estimators"] or DEFAULT,
-            sizes=options["features"],
-            draws=draws,
-            seed=options["seed"],
-            scale=options["scale"],
-            causal=options["causal"],
-            queries=None if options["all_queries"] else few_queries(arrays["q"], arrays["k"]),
-            slowest=None if options["estimators"] else SLOW,
-            announce=work.estimated,
-            track=work.track,
-        )
+        try:
+            comparison = measure(
+                **arrays,
+                estimators=options["estimators"] or DEFAULT,
+                sizes=options["features"],
+                draws=draws,
+                seed=options["seed"],
+                scale=options["scale"],
+                causal=options["causal"],
+                queries=None if options["all_queries"] else few_queries(arrays["q"], arrays["k"]),
+                slowest=None if options["estimators"] else SLOW,
+                announce=work.estimated,
+                track=work.track,
+            )
+        except Interrupted as error:
+            comparison, interruption = error.found, error
     for line in comparisons.comparison_notices(comparison):
         notice(line)
     answer = Answer(
@@ -193,7 +203,7 @@ def _compare(path: Path, arrays: dict[str, Floats], options: dict[str, Any]) -> 
         lambda: comparison.tables()[: 1 + per_head],
         partial(comparisons.comparison_to_json, path, arrays, comparison),
     )
-    return answer, partial(plots.plot_comparison, comparison.rows)
+    return answer, partial(plots.plot_comparison, comparison.rows), interruption
 
 
 def _recommend(

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from .._version import __version__
+from ..arrays.threads import Interrupted
 from ..arrays.words import close
 from .options import Unusable, examples, known_option, needed, one_line
 from .progress import Work, notice
@@ -81,8 +82,9 @@ def _give_status() -> Iterator[None]:
         raise click.exceptions.Exit(_UNREAD) from None
     except OSError as error:
         raise Unusable(" ".join(str(error).split())) from None
-    except KeyboardInterrupt:
-        notice("Aborted!")
+    except KeyboardInterrupt as error:
+        known = isinstance(error, Interrupted)
+        notice("Aborted!" if known else "Aborted: nothing was found until now")
         raise click.exceptions.Exit(INTERRUPTED) from None
 
 

@@ -200,8 +200,8 @@ def verify(
     mistakes: Path | None,
     **options: Any,
 ) -> None:
+    from ..arrays.threads import Interrupted
     from ..judge.mistakes.defects.catalogue import read_mistakes
-    from ..judge.verification.verdict import Interrupted
     from .show import plots, verdicts
 
     if html_path is not None:
@@ -275,6 +275,7 @@ def _judge_layout(
     empty_rows: str = "zero",
     **options: Any,
 ) -> Verified:
+    from ..arrays.threads import Interrupted
     from ..files.tensors import open_tensors
     from ..judge.kinds.normalised import check_norms, judge_norms
     from ..judge.verification.door import check_alpha, check_sums
@@ -282,7 +283,6 @@ def _judge_layout(
     from ..judge.verification.inputs import name_profiles
     from ..judge.verification.judging import judge_all
     from ..judge.verification.reading import list_gates, pose_tensors, read_parts
-    from ..judge.verification.verdict import Interrupted
     from .show.verdicts import Verified
 
     alpha, hardware = check_alpha(options.pop("alpha")), options.pop("hardware", None)

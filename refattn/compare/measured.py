@@ -21,6 +21,7 @@ from ..arrays.heads import grouped_lead
 from ..arrays.library import Floats, to_host
 from ..arrays.shown import held
 from ..arrays.tables import Column, Table, digits, two_digits, write_head
+from ..arrays.threads import Interrupted
 from ..arrays.words import close, with_known_keywords
 from ..attention import softmax_attention
 from ..files.tolerated import tolerated
@@ -35,6 +36,7 @@ _TIMED_PAIRS = 2**20  # times are estimated on heads with at most so many, one a
 SLOW = 100  # times the multiply-adds of exact attention: more are left out unless named
 
 
+_CUT_SHORT = "the comparison was interrupted"
 _Cases = list[tuple[Estimator, int | None]]
 
 
@@ -410,6 +412,8 @@ def measure(
     TypeError, ValueError
         If an argument is unusable, if a name is unknown, if exact attention is not finite or is 0
         in some head, or if no estimator supports the arguments.
+    KeyboardInterrupt
+        If it is interrupted; its attribute `found` is the comparison until then.
 
     Examples
     --------
@@ -445,22 +449,32 @@ def measure(
     mean_of_v = Row("mean of v", None, inputs.error(uniform)[None], None)
     rows = [inputs.row_of_exact(draws), mean_of_v]
     warm = set()
-    for record, samples in track(cases):
-        apart = not causal or record.takes("causal", "mask")  # which is what some queries see
-        posed = few if few is not None and on_part(record) and apart else inputs
-        try:
-            row = posed.row(record, samples, draws, warm=record.name in warm)
-        except REFUSALS as refusal:
-            skipped.append(_skipped(inputs, record, samples, str(refusal)))
-        else:
-            if posed is not inputs and row.seconds is not None:
-                share = q.shape[-2] / posed.q.shape[-2]
-                row = row._replace(seconds=share * row.seconds, queries=posed.q.shape[-2])
-            rows.append(row)
-            warm.add(record.name)
+
+    def result() -> Comparison:
+        return Comparison(rows, skipped, inputs.scale, causal, seed, draws)
+
+    try:
+        for record, samples in track(cases):
+            apart = not causal or record.takes("causal", "mask")  # which is what some queries see
+            posed = few if few is not None and on_part(record) and apart else inputs
+            try:
+                row = posed.row(record, samples, draws, warm=record.name in warm)
+            except REFUSALS as refusal:
+                skipped.append(_skipped(inputs, record, samples, str(refusal)))
+            else:
+                if posed is not inputs and row.seconds is not None:
+                    share = q.shape[-2] / posed.q.shape[-2]
+                    row = row._replace(seconds=share * row.seconds, queries=posed.q.shape[-2])
+                rows.append(row)
+                warm.add(record.name)
+    except KeyboardInterrupt:
+        known = {x[:2] for x in (*rows, *skipped)}
+        left = [(x.name, s) for x, s in cases if (x.name, s) not in known]
+        skipped += [Skipped(*x, _CUT_SHORT, _CUT_SHORT) for x in left]
+        raise Interrupted(result()) from None
     if len(rows) == 2 and skipped:
         raise ValueError(f"{skipped[0].label}: {skipped[0].reason}")
-    return Comparison(rows, skipped, inputs.scale, causal, seed, draws)
+    return result()
 
 
 def _norm_heads(exact: Floats) -> Floats:

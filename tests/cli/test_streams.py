@@ -90,7 +90,7 @@ def test_an_interrupt_is_no_verdict(monkeypatch):
     words, opened = ["verify", "right.npz"], "refattn.files.tensors.open_tensors"
     monkeypatch.setattr(opened, Mock(side_effect=KeyboardInterrupt))
     done = run(*words)
-    assert (done.exit_code, done.stderr) == (130, "Aborted!\n")
+    assert (done.exit_code, done.stderr) == (130, "Aborted: nothing was found until now\n")
     given = dict.fromkeys("qkv", np.ones((1, 8, 4))), np.array_equal
     monkeypatch.setattr("refattn.judge.audits.runs._find", lambda *_: (lambda: given, None))
     monkeypatch.setattr("refattn.judge.audits.study._try", Mock(side_effect=KeyboardInterrupt))

@@ -5,6 +5,7 @@ import pytest
 
 import refattn
 from refattn import compare, random_feature_attention, randomized_attention, softmax_attention
+from refattn.arrays.threads import Interrupted
 from refattn.compare import measured
 from refattn.registry import DEFAULT, ESTIMATORS
 
@@ -18,6 +19,24 @@ def qkv():
 
 def errors(found):
     return {(row.estimator, row.samples): row.errors for row in found.rows}
+
+
+def test_an_interruption_has_what_was_measured(qkv):
+    def track(cases):
+        yield from cases[:3]
+        raise KeyboardInterrupt
+
+    names = ["eva", "rfa-iid", "ra"]
+    with pytest.raises(Interrupted) as raised:
+        compare.measure(*qkv, estimators=names, sizes=[2, 4], draws=1, track=track)
+    found = raised.value.found
+    assert [(x.estimator, x.samples) for x in found.rows[2:]] == [
+        *(("eva", 2), ("eva", 4), ("rfa-iid", 2))
+    ]
+    assert measured.listed(found.skipped) == (
+        "S = 4 of rfa-iid (the comparison was interrupted); S = 2, 4 of ra (the comparison was "
+        "interrupted)"
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -14,6 +14,7 @@ import numpy as np
 from ...arrays.library import array_namespace, constant, device
 from ...arrays.shown import held
 from ...arrays.tables import Column, Table, digits
+from ...arrays.threads import Interrupted
 from ...arrays.words import check_keywords, keyword_names, portable, to_json
 from ..mistakes.defects.catalogue import matters
 from ..rounding.formats import FORMATS
@@ -21,7 +22,6 @@ from ..rounding.problems import pose_arrays
 from ..verification.choice import fused_profile
 from ..verification.door import verify
 from ..verification.tolerances import Allowance, measure_needs
-from ..verification.verdict import Interrupted
 from .outputs import (
     Case,
     Trial,

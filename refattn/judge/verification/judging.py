@@ -51,7 +51,7 @@ from typing import Any
 
 import numpy as np
 
-from ...arrays.threads import one_blas_thread
+from ...arrays.threads import Interrupted, one_blas_thread
 from ..kinds.chosen import judge_choice
 from ..kinds.parts import settle_part
 from ..mistakes.causes.places import list_remarks, say_rows, suspect_narrower
@@ -93,7 +93,7 @@ from .looks import (
 )
 from .trial import attempt, choose_suspects
 from .units import add_unit, describe_unit, list_units, on_hardware
-from .verdict import Interrupted, Verdict, join_verdicts
+from .verdict import Verdict, join_verdicts
 
 _TOO_WELL = 0.75  # rms of z below which an option may be ignored, and a profile too loose
 _UNLIKELY = 10.0  # log of how much likelier others are on some rows of another part

@@ -53,14 +53,6 @@ _OF_ROW = ("where", "p")
 _OF_PLACES = ("mean square of tiles", "mean square of heads")
 
 
-class Interrupted(KeyboardInterrupt):
-    """An interruption, with what was `found` until then."""
-
-    def __init__(self, found: Any) -> None:
-        super().__init__()
-        self.found = found
-
-
 @held("verdict", "profile", "dtype", "shape", "alpha")
 class Verdict(NamedTuple):
     """The verdict on the numbers of a kernel: can a correct kernel have produced them?

@@ -7,6 +7,7 @@ import pytest
 
 from refattn.judge.audits import kernels, outputs, runs, study
 from refattn.naive.softmax import softmax_attention
+from tests.cli.running import run
 from tests.judge.audits.test_study import few, qkv  # noqa: F401  # a fixture
 from tests.problems import draw
 
@@ -109,6 +110,14 @@ def test_a_test_of_each_form(few, folder, test, kernel):  # noqa: F811
     assert [x.name for x in found.survivors] == ["softmax-short-log2e"]  # in float64
     assert {*found.alike} == {"softmax-late-keys-dropped", "softmax-causal-ahead"}
     assert sys.modules[folder].flash.__name__ == "flash"  # it is back
+
+
+def test_a_strict_audit_fails_if_a_bug_passes(few, folder):  # noqa: F811
+    words = "audit", "script.py", "--kernel", f"{folder}:flash"
+    assert run(*words).exit_code == 0
+    done = run(*words, "--strict")
+    assert done.exit_code == 1
+    assert "1 of 3 known bugs pass" in done.stdout
 
 
 def test_a_test_that_looks_at_shapes_only(few, folder):  # noqa: F811

@@ -148,7 +148,10 @@ def explain(
         found = list(_explain_features(problem, numbers, profiles, verdict))
         if scored := as_scores(problem, by.roundings(verdict.dtype)):
             worst_at = verdict.worst.where if verdict.worst else ()
-            more, sample = search_causes(scored, numbers, profiles, verdict.dtype, "out", worst_at)
+            posed = problem if problem.kind == "map" else None  # texts draw features otherwise
+            mine = mistakes if posed else ()
+            task = scored, numbers, profiles, verdict.dtype, "out", worst_at
+            more, sample = search_causes(*task, mistakes=mine, posed=posed)
             found = found or [*_in_weights(more)]
             verdict = verdict._replace(place=describe_place(scored, sample, verdict))
         return verdict._replace(suspects=[*found, *fits])
