@@ -61,7 +61,7 @@ _LOG = logging.getLogger(__name__)
 _Search = TypeVar("_Search", bound=Callable[..., Any])
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
-_AS_WELL = 0.005  # the same of a scale beside a cause that holds
+_AS_WELL = 0.005  # the same of a fit beside a cause that holds
 _MOST_REST = 16.0  # the same, up to which a factor is one
 _LEAST_DERIVED = 0.99  # of the error, at least, where a derivative leaves more than roundings
 _NEARLY_ALL = 1 - 1e-5  # of the error: what is left is what tests allow, as slack
@@ -148,7 +148,10 @@ def explain(
         found = list(_explain_features(problem, numbers, profiles, verdict))
         if scored := as_scores(problem, by.roundings(verdict.dtype)):
             worst_at = verdict.worst.where if verdict.worst else ()
-            more, sample = search_causes(scored, numbers, profiles, verdict.dtype, "out", worst_at)
+            posed = problem if problem.kind == "map" else None  # texts draw features otherwise
+            mine = mistakes if posed else ()
+            task = scored, numbers, profiles, verdict.dtype, "out", worst_at
+            more, sample = search_causes(*task, mistakes=mine, posed=posed)
             found = found or [*_in_weights(more)]
             verdict = verdict._replace(place=describe_place(scored, sample, verdict))
         return verdict._replace(suspects=[*found, *fits])
@@ -510,7 +513,7 @@ def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Su
     elif any(math.isfinite(x.estimate) for x in holding):  # of which this is the scale
         fits = [x for x in fits if x not in scales]
     most = max((x.explained for x in holding), default=0.0) - _AS_WELL
-    fits = [x for x in fits if x.explained > most or x not in scales]
+    fits = [x for x in fits if x.explained > most]
     part = (x for x in found if x.name != "convention" and x.explained >= _MOST)
     rest = [] if holding or fits else [*part][:1]
     plainest = any(x.name.startswith(("scale", "factor")) for x in fits)

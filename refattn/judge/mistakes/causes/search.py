@@ -60,6 +60,7 @@ def search_causes(
     known: str = "",
     mistakes: Sequence[Mutant] = (),
     rows: Sequence[Index] = (),
+    posed: Problem | None = None,
 ) -> tuple[list[Suspect], Sample]:
     """Return alternatives that explain an output and its log normalisers, and the sample.
 
@@ -67,7 +68,8 @@ def search_causes(
     not tried on an error that is `sized`: explained by a defect of a fitted size. Rows with NaN
     or infinity may be the only ones that are looked at. Where the cause is `known`, only the
     sample is taken. Rows of a user's `mistakes` are tried first. Wrong `rows` that are known
-    are those that the first profile rejects.
+    are those that the first profile rejects. Texts compute the problem as it was `posed`, if it
+    was another one.
     """
     profile = next(iter(profiles.values()))
     problem = problem.read_by(profile)
@@ -79,7 +81,7 @@ def search_causes(
     if sample.remarks and not sample.wrong.any():
         words = " and ".join(sample.remarks)
         return [as_suspect(f"agrees if {words}")], sample
-    trials = Trials(problem, sample, numbers, profile, mistakes)
+    trials = Trials(problem, sample, numbers, profile, mistakes, posed)
     found = [Explained(Alternative("", problem))]
     if failed != "lse":
         enough = [x for x in trials.list_explained() if x.share > EXPLAINED_BY_WRONG]

@@ -139,8 +139,9 @@ class Trials:
         numbers: Numbers,
         profile: Profile,
         mistakes: Sequence[Mutant] = (),
+        posed: Problem | None = None,
     ) -> None:
-        self.mistakes = mistakes
+        self.mistakes, self.posed = mistakes, posed or problem
         self.problem, self.sample, self.about = problem, sample, (problem, numbers, profile)
         given = Alternative("", problem)
         self.given = [given.result(x.rows) for x in sample.heads]
@@ -232,7 +233,7 @@ class Trials:
 
     def list_explained(self) -> Iterator[Explained]:
         """List what explains enough, of all alternatives."""
-        alternatives = [*list_edited(self.problem, self.mistakes, of_user=True)]
+        alternatives = [*list_edited(self.posed, self.mistakes, of_user=True)]
         alternatives += chain(*(self.guard(x(self.problem)) for x in _PLAIN_LISTS))
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             text = "heads and queries of the output are swapped (transposed)"
@@ -295,7 +296,8 @@ class Trials:
         lists.append(self.take_nearest(list_rounded_by_tiles(problem)))
         lists.append(list_scoped(problem, list_alternatives(problem), few, unit))
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
-            lists.append(filter(self.changes, list_edited(problem, known_rows(problem))))
+            known = list_edited(self.posed, known_rows(self.posed))
+            lists.append(filter(self.changes, known))
         return lists
 
     def changes(self, one: Alternative) -> bool:
