@@ -60,6 +60,7 @@ def search_causes(
     known: str = "",
     mistakes: Sequence[Mutant] = (),
     rows: Sequence[Index] = (),
+    posed: Problem | None = None,
 ) -> tuple[list[Suspect], Sample]:
     """Return alternatives that explain an output and its log normalisers, and the sample.
 
@@ -67,7 +68,8 @@ def search_causes(
     not tried on an error that is `sized`: explained by a defect of a fitted size. Rows with NaN
     or infinity may be the only ones that are looked at. Where the cause is `known`, only the
     sample is taken. Rows of a user's `mistakes` are tried first. Wrong `rows` that are known
-    are those that the first profile rejects.
+    are those that the first profile rejects. Texts compute the problem as it was `posed`, if it
+    was another one.
     """
     profile = next(iter(profiles.values()))
     problem = problem.read_by(profile)
@@ -79,7 +81,7 @@ def search_causes(
     if sample.remarks and not sample.wrong.any():
         words = " and ".join(sample.remarks)
         return [as_suspect(f"agrees if {words}")], sample
-    trials = Trials(problem, sample, numbers, profile, mistakes)
+    trials = Trials(problem, sample, numbers, profile, mistakes, posed)
     found = [Explained(Alternative("", problem))]
     if failed != "lse":
         enough = [x for x in trials.list_explained() if x.share > EXPLAINED_BY_WRONG]
@@ -130,6 +132,10 @@ def search_causes(
                 suspect = say_what_is_left(suspect, *find_left(trials, one.alternative, of_lse))
             suspects.append(suspect)
     whole = [x for x in suspects if "in part" not in x.text]  # which leave no row wrong
+    if not whole and failed == "both" and sample.wrong.any():
+        of_sums = trials.judge(trials.explain(trials.take_sums()), profiles, dtype)
+        if of_sums.holds:
+            whole = [suspect_alternative(of_sums.alternative.text, of_sums, trials)]
     return whole or suspects, sample
 
 

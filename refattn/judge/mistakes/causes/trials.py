@@ -139,8 +139,9 @@ class Trials:
         numbers: Numbers,
         profile: Profile,
         mistakes: Sequence[Mutant] = (),
+        posed: Problem | None = None,
     ) -> None:
-        self.mistakes = mistakes
+        self.mistakes, self.posed = mistakes, posed or problem
         self.problem, self.sample, self.about = problem, sample, (problem, numbers, profile)
         given = Alternative("", problem)
         self.given = [given.result(x.rows) for x in sample.heads]
@@ -232,7 +233,7 @@ class Trials:
 
     def list_explained(self) -> Iterator[Explained]:
         """List what explains enough, of all alternatives."""
-        alternatives = [*list_edited(self.problem, self.mistakes, of_user=True)]
+        alternatives = [*list_edited(self.posed, self.mistakes, of_user=True)]
         alternatives += chain(*(self.guard(x(self.problem)) for x in _PLAIN_LISTS))
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             text = "heads and queries of the output are swapped (transposed)"
@@ -295,7 +296,8 @@ class Trials:
         lists.append(self.take_nearest(list_rounded_by_tiles(problem)))
         lists.append(list_scoped(problem, list_alternatives(problem), few, unit))
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
-            lists.append(filter(self.changes, list_edited(problem, known_rows(problem))))
+            known = list_edited(self.posed, known_rows(self.posed))
+            lists.append(filter(self.changes, known))
         return lists
 
     def changes(self, one: Alternative) -> bool:
@@ -326,6 +328,28 @@ class Trials:
                 yield f"that of {alternative.text.split(' the output of ')[-1]}", alternative.result
             else:
                 yield f"computed as if {alternative.text}", alternative.result
+
+    def take_sums(self) -> Alternative:
+        """Take log normalisers as they are given: the sums of the weights may be wrong in both."""
+        numbers = self.about[1]
+        off = [
+            x.lse[x.wrong] - y.lse[x.wrong]
+            for x, y in zip(self.sample.heads, self.given, strict=True)
+            if x.lse is not None
+        ]
+        factors = " to ".join(
+            dict.fromkeys(f"{math.exp(f(np.concatenate(off))):.4g}" for f in (np.min, np.max))
+        )
+
+        def answer(rows: Rows) -> Result:
+            result, lse = Alternative("", self.problem).result(rows), numbers.lse
+            assert lse is not None
+            given = lse(rows.at)[rows.queries]
+            out = result.out * np.exp(result.lse - given)[:, None]
+            return result._replace(out=out, lse=given)
+
+        text = f"sums of weights are {factors} times what they should be, in out and in lse"
+        return Alternative(text, self.problem, answer=answer)
 
     def _of_keys(self, j: slice, rows: Rows) -> Result:
         return Alternative("", self.problem).result(rows._replace(keys=rows.keys[j]))

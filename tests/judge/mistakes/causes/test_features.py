@@ -39,6 +39,10 @@ OF_LINEAR = {
     "1 is added to the sum of the weights (like one more key of weight 1)": lambda: attend(
         AHEAD <= 0, more=1.0
     ),
+    "outputs are multiplied by the sum of the weights, not divided": lambda: (
+        attend(AHEAD <= 0, divide=False)
+        * np.sum(np.where(AHEAD <= 0, elu(Q) @ elu(K).mT, 0), -1, keepdims=True)
+    ),
 }
 
 
@@ -69,6 +73,18 @@ def test_keys_that_queries_see_pass(estimator):
 def test_weights_of_linear_attention(cause):
     found = verify(q=Q, k=K, v=V, out=OF_LINEAR[cause](), estimator="linear", causal=True)
     assert (found.verdict, found.suspects[0].text) == ("FAIL", f"agrees if {cause}")
+
+
+@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_a_normaliser_that_sums_over_heads(causal):
+    """Over heads up to its own, or over all; all heads together make the text's sums."""
+    q, k, v = np.random.default_rng(3).standard_normal((3, 3, 24, 8))
+    of_heads = np.cumsum(elu(k), 0) if causal else np.sum(elu(k), 0)
+    weights = np.where(~np.array(causal) | np.tri(24, dtype=bool), elu(q) @ elu(k).mT, 0)
+    out = weights @ v / np.sum(elu(q) * of_heads, -1, keepdims=True)
+    found = verify(q=q, k=k, v=v, out=out, estimator="linear", causal=causal)
+    words = "agrees if the normaliser sums the features of a query's own key over heads"
+    assert found.suspects[0].text.startswith(words)
 
 
 def test_weights_that_may_be_negative_have_no_logarithm():
