@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from scipy import special
@@ -337,7 +338,7 @@ def given_moments_weights(t: CheckRun) -> None:
 
 
 def _check_pair(
-    t: CheckRun, b: float, excess: Callable[[Floats, Floats], float], what: str, **more: Floats
+    t: CheckRun, b: float, excess: Callable[[Floats, Floats], float], what: str, **more: Any
 ) -> None:
     """Check that an excess is 0, of two frequencies and the log ratios of their weights.
 
