@@ -395,7 +395,7 @@ STRANGE = """
 def fn(q, k, v):
     raise ValueError("bad \\udcff\\x00\\x1b[31m\\x9b\\ufffe name")
 
-fn.__qualname__ = "f\\x01\\udc80n"
+globals()["f\\x01\\udc80n"] = fn
 """
 
 
@@ -404,7 +404,7 @@ fn.__qualname__ = "f\\x01\\udc80n"
 def test_strange_characters_are_escaped(forked, how):
     words = ("--json", "out.json", "--junit", "out.xml", "--reproducers")
     own = forked if how == "fork" else partial(process, env={"PYTHONIOENCODING": "utf-8:strict"})
-    done = ended(own, STRANGE, *words)
+    done = ended(own, STRANGE, *words, target="ending:f\x01\udc80n")
     name, said = "f\\x01\\udc80n", "bad \\udcff\\x00\\x1b[31m\\x9b\\ufffe name"
     assert done.returncode == 1, done.stderr
     assert done.stdout.startswith(f"FAIL: {name} as softmax")
@@ -419,8 +419,8 @@ def test_strange_characters_are_escaped(forked, how):
 
 @pytest.mark.long
 def test_an_encoding_without_the_characters():
-    text = RIGHT + "fn.__qualname__ = '\\u4e2d'\n"
-    done = ended(process, text, env={"PYTHONIOENCODING": "latin-1"})
+    text = RIGHT + "\u4e2d = fn\n"
+    done = ended(process, text, target="ending:\u4e2d", env={"PYTHONIOENCODING": "latin-1"})
     assert (done.returncode, done.stdout[:13]) == (0, "PASS: \\u4e2d "), done
 
 

@@ -52,7 +52,10 @@ def blocks(text):
 
 
 # Lines on progress, which differ from machine to machine.
-BESIDE = r"^(?:estimated time: .*|check \d+ of \d+: .*|\w+: (?:\d+ of \d+|not yet done) after .*)\n"
+BESIDE = (
+    r"^(?:(?:estimated time|time limit): .*|check \d+ of \d+: .*|"
+    r"\w+: (?:\d+ of \d+|not yet done) after .*)\n"
+)
 
 
 def runs(text, folder):
