@@ -123,6 +123,19 @@ def test_gradients_of_packed_sequences():
     assert refattn.verify(**arrays, explain=False).parts["dq"].verdict == "FAIL"
 
 
+@pytest.mark.long
+def test_numbers_past_the_end_may_be_somewhat_larger():
+    """The last page is read whole, with a number above all that are seen."""
+    q, k, v, _ = draw("paged", np.random.default_rng(4))
+    k, v = (x.reshape(2, 16, 2, 16).copy() for x in (k, v))
+    k[1, 10, 0, 0] = 1.5 * np.max(np.abs(k))
+    given = {"block_table": np.array([[0, 1]]), "cache_seqlens": np.array([20])}
+    read = {"block_table": given["block_table"], "lengths": np.array([32])}
+    out, _ = packed.paged(attend, q[:1], k, v, **read)
+    (cause,) = refattn.verify(q=q[:1], k=k, v=v, out=out, dtype="bfloat16", **given).suspects
+    assert cause.text == "agrees if lengths of sequences are rounded up to multiples of 16 keys"
+
+
 def test_what_does_not_fit_is_refused():
     arrays = run("packed", "right")
     short = {**arrays, "cu_seqlens_k": OFFSETS[1][:-1]}

@@ -54,14 +54,14 @@ from .sampled import Alternative
 from .search import search_causes
 from .states import explain_states
 from .suspects import as_suspect, say_what_is_left
-from .wrong_rows import Sample
+from .wrong_rows import Sample, tell_causes
 
 ERRORS: tuple[type[Exception], ...] = (ArithmeticError, LookupError, TypeError, ValueError)
 _LOG = logging.getLogger(__name__)
 _Search = TypeVar("_Search", bound=Callable[..., Any])
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
-_AS_WELL = 0.005  # the same of a scale beside a cause that holds
+_AS_WELL = 0.005  # the same of a fit beside a cause that holds
 _MOST_REST = 16.0  # the same, up to which a factor is one
 _LEAST_DERIVED = 0.99  # of the error, at least, where a derivative leaves more than roundings
 _NEARLY_ALL = 1 - 1e-5  # of the error: what is left is what tests allow, as slack
@@ -177,6 +177,9 @@ def explain(
     if failed == "lse":
         share = 0.0 if found else share_of_offset(problem, sample)
         fits = [x._replace(explained=share) for x in fits if share >= _MOST]
+    exact = [Alternative("", problem).result(x.rows).out for x in sample.heads]
+    if rows and not tell_causes(sample, exact):
+        found, fits = [], []
     fits = _drop_said_better(fits)
     if fits and not sample.wrong.any():  # a coarse rounding would show in single rows
         found = [x for x in found if not rounds_weights(x.text)]
@@ -188,7 +191,6 @@ def explain(
     # All zeros, or NaN in every row, is said as it is: what explains them in part does not matter.
     suspects = suspects if holds else name_trivial(verdict) or suspects
     at = describe_place(problem, sample, verdict)
-    exact = [Alternative("", problem).result(x.rows).out for x in sample.heads]
     seen = [] if failed == "lse" or holds else list(list_seen(problem, sample, exact))
     if suspects:  # numbers that these explain, if in part, were written
         seen = [x for x in seen if "as if" not in x]
@@ -511,7 +513,7 @@ def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Su
     elif any(math.isfinite(x.estimate) for x in holding):  # of which this is the scale
         fits = [x for x in fits if x not in scales]
     most = max((x.explained for x in holding), default=0.0) - _AS_WELL
-    fits = [x for x in fits if x.explained > most or x not in scales]
+    fits = [x for x in fits if x.explained > most]
     part = (x for x in found if x.name != "convention" and x.explained >= _MOST)
     rest = [] if holding or fits else [*part][:1]
     plainest = any(x.name.startswith(("scale", "factor")) for x in fits)

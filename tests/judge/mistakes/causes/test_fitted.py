@@ -1,12 +1,15 @@
 """Pages of keys that are others, and weights that are lost at random: found by fits."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import refattn
 from refattn.judge import verify
-from refattn.judge.mistakes.causes.reasons import order_suspects
+from refattn.judge.mistakes.causes.reasons import order_suspects, tidy_fits
 from refattn.judge.mistakes.causes.suspects import as_suspect
+from refattn.judge.verification import Suspect
 from tests.judge.mistakes.causes.kernels import BF16, draw, fused, hide, scores
 
 N, M = 32, 96
@@ -188,6 +191,14 @@ def test_a_fit_comes_before_a_cause_that_explains_less():
         cause = as_suspect("agrees if parts are merged otherwise", share)
         assert order_suspects([cause], [fit]) == ([cause, fit] if share == 1 else [fit, cause])
         assert order_suspects([cause], []) == [cause]
+
+
+def test_a_derivative_that_leaves_much_is_no_cause():
+    z = SimpleNamespace(rms=1e4)
+    for share in (0.91, 0.995):
+        fit = Suspect("slope", -1.13, 0.01, 0.0, share, "scores fall by 1.13")
+        verdict = SimpleNamespace(z=z, suspects=[fit], shape=(4, 64, 16))
+        assert len(tidy_fits(verdict, "out")) == (share > 0.99)
 
 
 @pytest.mark.sweep(6)
