@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from ...arrays.library import Doubles
 from .head import TILE_KEYS, SoftmaxHead, count_tile_keys, finite_logs, scan_tiles
-from .roundings import MAXIMUM_KEYS, RMS, WORST, Roundings, RowErrors
-from .shares import TileShares, bound_flushed
+from .roundings import BIAS, FINE, RMS, WORST, Roundings, RowErrors
+from .shares import FLUSHED, TileShares, bound_flushed
 from .softmax import size_of_log
 from .ties import find_ties
 from .weight_errors import relative_variance
@@ -133,10 +133,7 @@ def spared_variance(
         if to is not None and roundings.normalised:
             variance = np.square(to.spacing(of.shares)) / 12 * (of.shares > 0)
         elif to is not None:
-            cut = np.arange(0, of.weights.shape[-1], MAXIMUM_KEYS)
-            # If it is the largest when it is rounded, then among these keys, too.
-            largest = np.repeat(np.maximum.reduceat(of.weights, cut, -1), MAXIMUM_KEYS, -1)
-            free = of.weights == largest[:, : of.weights.shape[-1]]
+            free = of.find_largest()
             variance = of.keep_rounded(np.square(to.spacing(of.weights) * np.exp(top - lse)) / 12)
         if ties is not None or few:
             variance += of.shares**2 * relative_variance(head, roundings, tile, i, of.gap)
@@ -166,27 +163,39 @@ def _find_equal(x: Doubles) -> npt.NDArray[np.bool_]:
     return found
 
 
-def flushed_along(
+def common_along(
     head: SoftmaxHead, roundings: Roundings, i: slice, rows: RowErrors, along: Doubles
 ) -> Doubles:
-    r"""Bound what weights of few spacings may add to sums along directions (b, d_v, r): (b, r).
+    r"""Bound what errors of weights with one sign add to sums along directions (b, d_v, r): (b, r).
 
-    Such weights, that become 0 or one of the smallest numbers, may all be rounded the same way. Of
-    :math:`\sum_c a_c \delta\mathrm{out}_{ic}` they are :math:`\sum_j \eta_{ij} (a \cdot v_j)`, or
-    with :math:`v_j - \mathrm{out}_i` if the normaliser is a sum of rounded weights.
+    Those of exponentials, that `CommonErrors` sums, move the normaliser, too: of
+    :math:`\sum_c a_c \delta\mathrm{out}_{ic}` they are
+    :math:`\sum_j p_{ij} \epsilon_{ij}\, a \cdot (v_j - \mathrm{out}_i)`, and the normaliser alone
+    has that of e^0 if such weights are rounded to 1, or those of one more exponential.
+    Weights of few spacings, that become 0 or one of the smallest numbers, may all be rounded the
+    same way: they are :math:`\sum_j \eta_{ij} (a \cdot v_j)`, or with :math:`v_j - \mathrm{out}_i`
+    if the normaliser is a sum of rounded weights.
     """
-    to, found = roundings.weights, np.zeros((2, len(along), along.shape[-1]))
-    if to is None or roundings.normalised or not np.any(rows.flushed):
-        return np.asarray(found[0])
+    to, few = roundings.weights, np.zeros((2, len(along), along.shape[-1]))
+    found = np.zeros_like(few[0])
     top, lse = finite_logs(rows)
+    share, unit = np.exp(top - lse), roundings.exp * roundings.accumulate.unit
     moved = np.swapaxes(rows.out[:, None, :] @ along, -1, -2)
+    keeps_one = to is not None and not roundings.normalised and unit <= to.unit / 2
     for tile in scan_tiles(head, i, count_tile_keys(len(rows.out))):
-        of = TileShares.of(tile, top).over(np.exp(top - lse))
-        most = of.keep_rounded(bound_flushed(of.weights, to.spacing(0.0)) * np.exp(top - lse))
+        of = TileShares.of(tile, top).over(share)
         y = np.swapaxes(head.v[tile.keys] @ along, -1, -2)
-        for sums, x in zip(found, (y, y - moved), strict=True):
-            sums += np.einsum("ij,irj->ir", most, np.abs(x))
-    return np.asarray(np.max(found, 0))
+        sizes = np.abs(y), np.abs(y - moved)
+        largest = of.find_largest() if roundings.exp > FINE else of.gap == 0
+        of_largest = np.abs(moved) if keeps_one else sizes[1]
+        of_each = np.where(largest[:, None, :], of_largest, BIAS * sizes[1])
+        found += unit * np.einsum("ij,irj->ir", of.shares, of_each)
+        if to is not None and not roundings.normalised and of.least < FLUSHED * to.spacing(0.0):
+            most = of.keep_rounded(bound_flushed(of.weights, to.spacing(0.0)) * share)
+            for sums, x in zip(few, sizes, strict=True):
+                sums += np.einsum("ij,irj->ir", most, x)
+    again = unit * np.abs(moved[:, :, 0]) if roundings.of_log else 0.0
+    return np.asarray(found + again + np.max(few, 0))
 
 
 def distinct_columns(v: Doubles) -> npt.NDArray[np.int64]:

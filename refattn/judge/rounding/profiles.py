@@ -52,7 +52,8 @@ class Profile(NamedTuple):
         type of the state between chunks.
     exp : float
         Largest error of an exponential before it is rounded, in unit roundoffs of `accumulate`. The
-        error of e^0 and a sixteenth of every other error are systematic, the rest random.
+        error of e^0 and a sixteenth of every other error are systematic, the rest random; of a sum
+        of weights an eighth, and all if these are within a power of 2.
     d_weights : str or None
         Type of the derivatives with respect to the weights, d_out . v, in a backward pass.
     d_scores : str or None

@@ -26,6 +26,7 @@ RMS = math.sqrt(1 / (8 * math.log(2)))
 # digits of given arrays are not random, so tests, which must hold for all digits, take this one.
 WORST = 1 / math.sqrt(3) / RMS
 _LEAST_OWN = 1e-6  # the least share of a column's variance that is independent of other columns
+FINE = 32.0  # units: errors of exponentials that need not be told from each other
 BIAS = 1 / 16  # of the largest error of an exponential, that its errors have in common
 _TRIFLE = 2.0**10  # what is so much smaller need not be known to be exact
 _OVER_NOISE = 16  # times the noise before it is the spacing of a result that hides the noise
@@ -65,14 +66,13 @@ class Roundings(NamedTuple):
         """Whether nothing but sums and elementary functions is rounded."""
         return self.scores is None and self.weights is None
 
-    @property
-    def has_known_digits(self) -> bool:
-        """Whether all but a trifle of the errors is of numbers whose digits are known.
+    def knows_digits(self, is_gradient: bool) -> bool:
+        """Tell whether all but a trifle of the errors is of numbers whose digits are known.
 
-        Weights over the largest so far are not.
+        Weights over the largest so far are not; those of a backward pass are over their sum.
         """
-        to = self.weights
-        return to is not None and self.normalised and self.accumulate.unit * _TRIFLE < to.unit
+        to, whole = self.weights, self.normalised or is_gradient
+        return to is not None and whole and self.accumulate.unit * _TRIFLE < to.unit
 
     @property
     def of_log(self) -> bool:
@@ -134,7 +134,7 @@ class RowErrors(NamedTuple):
     lse_rest: Doubles | float = 0.0
     shift: Doubles | float = 0.0  # what a unit that cuts sums is expected to add to the result
     normaliser: Doubles | float = 0.0  # relative variance of a sum of weights, a part of `std`
-    flushed: Doubles | float = 0.0  # how much of the slack is of weights of few spacings
+    of_weights: Doubles | float = 0.0  # how much of the slack is of exponentials, and few spacings
 
     def errors(self, got: Doubles) -> Doubles:
         """Return how far numbers are from the exact result, the rest and the shift of its unit."""

@@ -19,11 +19,12 @@ from ...arrays.blocks import WHOLE
 from ...arrays.library import Doubles
 from .formats import Format, leading_power
 from .head import SoftmaxHead, Tile
-from .roundings import Roundings
+from .roundings import BIAS, FINE, MAXIMUM_KEYS, Roundings
 from .weight_errors import largest_error, relative_variance
 
 _LEAST_WEIGHT, _LEAST_SHARE, _LARGEST = 2.0**-23, 2.0**-16, 2.0**30  # of float32
 _DIGITS = 24
+_SPREAD_OUT = 16.0  # over the variance of logs of weights that are within a power of 2
 _FEW_PAIRS = 2**13  # of a tile, that take as long in float64
 FLUSHED = 4  # spacings of the smallest numbers: weights below that are rounded with a bias
 LEAST_SHARE = _LEAST_WEIGHT * _LEAST_SHARE
@@ -77,6 +78,16 @@ class TileShares(NamedTuple):
         to.to_integers(near, out=near)
         near *= step
         return self._replace(step=step, near=near, moved=near - self.weights)
+
+    def find_largest(self) -> npt.NDArray[np.bool_]:
+        """Tell which weights are the largest of their 16 keys: it was 1 with a running maximum.
+
+        In tiles of any size and order, and in parts that are merged, the largest of all so far is
+        the largest of its 16 keys, too.
+        """
+        cut = np.arange(0, self.weights.shape[-1], MAXIMUM_KEYS)
+        largest = np.repeat(np.maximum.reduceat(self.weights, cut, -1), MAXIMUM_KEYS, -1)
+        return np.asarray(self.weights == largest[:, : self.weights.shape[-1]])
 
     def keep_rounded(self, x: Doubles) -> Doubles:
         """Put 0 where a weight is the largest, or is 0: it is not rounded."""
@@ -140,6 +151,52 @@ class WeighedTile(NamedTuple):
     tile: Tile
     of: TileShares
     values: TileValues
+
+
+class CommonErrors:
+    """Sums over the keys of what errors of exponentials have in common, over their size.
+
+    e^0 has no error, or always the same: the largest weights are summed apart. Where it matters
+    they are those so far.
+    """
+
+    def __init__(self, rows: int, d_v: int) -> None:
+        self.top = np.zeros((rows, d_v + 1))  # p |v| and p of the largest weights
+        self.gaps = np.zeros((rows, 2))  # p times gap and gap^2
+
+    def add(self, roundings: Roundings, of: TileShares, values: TileValues) -> None:
+        """Add the keys of a tile."""
+        tops = of.tops
+        if roundings.exp > FINE:
+            moved, tops = of.shares * of.gap, np.flatnonzero(of.find_largest())
+            self.gaps += np.stack([np.sum(moved, -1), np.einsum("ij,ij->i", moved, of.gap)], -1)
+        if len(tops) > len(of.shares):  # some queries have several: all keys in one product
+            top = np.zeros_like(of.shares)
+            top.reshape(-1)[tops] = of.shares.reshape(-1)[tops]
+            self.top[:, :-1] += values.scaled(top @ values.sizes)
+            self.top[:, -1] += np.sum(top, -1)
+            return
+        row, key = np.divmod(tops, max(len(values.v), 1))
+        share = of.shares[row, key, None]
+        np.add.at(self.top[:, :-1], row, values.scaled(share * values.sizes[key]))
+        np.add.at(self.top[:, -1], row, share[:, 0])
+
+    def of_result(self, sizes: Doubles, out: Doubles) -> Doubles:
+        """Return what errors of one sign add up to; but for the largest they average to `BIAS`."""
+        others: Doubles = BIAS * (sizes + np.abs(out))
+        return others + self.top[:, :-1] + np.abs(out) * self.top[:, -1:]
+
+    def of_sum(self, roundings: Roundings) -> Doubles | float:
+        """Return what they add up to in the normaliser, in units.
+
+        With weights over several powers of 2 those of a polynomial average to twice `BIAS` at most.
+        """
+        if roundings.exp <= FINE:
+            return roundings.exp
+        mean, square = self.gaps.T
+        near = np.exp(-_SPREAD_OUT * np.maximum(square - mean * mean, 0.0))
+        top = self.top[:, -1]
+        return np.asarray(roundings.exp * (top + (1 - top) * np.maximum(2 * BIAS, near)))
 
 
 def weigh_tile(

@@ -38,7 +38,6 @@ from .head import (
     scan_tiles,
 )
 from .roundings import (
-    BIAS,
     CONSTANTS,
     MAXIMUM_KEYS,
     RMS,
@@ -56,6 +55,7 @@ from .shares import (
     FLUSHED,
     LEAST_SHARE,
     OFF,
+    CommonErrors,
     TileShares,
     TileValues,
     WeighedTile,
@@ -162,14 +162,15 @@ def analyse_softmax(
     # rounded once, move scores along their scale; so does what a split product loses.
     drift = CONSTANTS * np.abs(steep.get("scale", np.zeros((rows, d_v + 1))))
     unit = roundings.accumulate.unit
-    slack = slack + unit * roundings.exp * sums.common(exact.out)
+    of_weights = unit * roundings.exp * sums.common.of_result(sums.sizes, exact.out)
     if "scale" in tangents:
         constants = CONSTANTS * unit + split_error(roundings.score_unit)
         slack = slack + constants * np.abs(tangents["scale"])
     flushed = sums.flushed[:, :-1] + sums.flushed[:, -1:] * np.abs(exact.out)
     # The sums of weights and of their products with values lose the same keys.
-    slack = slack + flushed + np.abs(sums.absorbed[:, :-1] - sums.absorbed[:, -1:] * exact.out)
-    lse_slack = unit * (roundings.exp + drift[:, -1] + 2 * np.abs(log[:, 0]))
+    of_weights = of_weights + flushed
+    slack = slack + of_weights + np.abs(sums.absorbed[:, :-1] - sums.absorbed[:, -1:] * exact.out)
+    lse_slack = unit * (sums.common.of_sum(roundings) + drift[:, -1] + 2 * np.abs(log[:, 0]))
     # Beside a kernel in float64, float64 is no reference: results in pairs are.
     out, lse = Pair(exact.out, 0.0), Pair(exact.lse, 0.0)
     if roundings.accumulate.unit <= _DOUBLE:
@@ -193,7 +194,7 @@ def analyse_softmax(
         lse_rest=lse.lo,
         shift=shift,
         normaliser=sums.sum_variance(roundings),
-        flushed=flushed,
+        of_weights=of_weights,
     )
 
 
@@ -236,8 +237,8 @@ class ErrorSums:
         self.whole = np.full((rows, 1), 1e-300)  # the share of a weight of 1
         self.flushed = np.zeros((rows, d_v + 1))  # half the last spacing times |v| and 1
         self.sizes = np.zeros((rows, d_v))  # p |v|
+        self.common = CommonErrors(rows, d_v)
         self.rounded = np.zeros(d_v)  # |v| of tiles in which all weights are rounded
-        self.top = np.zeros((rows, d_v + 1))  # p |v| and p of the largest weights
         # With changes of a running maximum.
         self.gamma = sum_error(roundings, m, 2 + 2 * m / MAXIMUM_KEYS)
 
@@ -291,17 +292,7 @@ class ErrorSums:
         head, tile, of, values = part
         most = largest_error(head, roundings, tile, i, of.gap)
         self._move(roundings, of, values, *of.move(self.whole, most))
-        # e^0 has no error, or always the same: the largest weights are summed apart, as slack.
-        if len(of.tops) > len(of.shares):  # some queries have several: all keys in one product
-            top = np.zeros_like(of.shares)
-            top.reshape(-1)[of.tops] = of.shares.reshape(-1)[of.tops]
-            self.top[:, :-1] += values.scaled(top @ values.sizes)
-            self.top[:, -1] += np.sum(top, -1)
-            return part
-        row, key = np.divmod(of.tops, max(len(values.v), 1))
-        top = of.shares[row, key, None]
-        np.add.at(self.top[:, :-1], row, values.scaled(top * values.sizes[key]))
-        np.add.at(self.top[:, -1], row, top[:, 0])
+        self.common.add(roundings, of, values)
         return part
 
     def add_shares(
@@ -502,14 +493,6 @@ class ErrorSums:
             steps = np.full_like(steps, running_squares(roundings, self.keys))
             steps = steps if self.ties is None else steps * self.ties.most
         return self.usual**2 * steps
-
-    def common(self, out: Doubles) -> Doubles:
-        """Return what errors of exponentials of one sign add up to, over their size.
-
-        That of e^0 is always the same, and of others it averages to `BIAS` at most.
-        """
-        sizes: Doubles = BIAS * (self.sizes + np.abs(out))
-        return sizes + self.top[:, :-1] + np.abs(out) * self.top[:, -1:]
 
     def bound_lse(
         self, head: SoftmaxHead, roundings: Roundings, lse: Doubles

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...arrays.library import Doubles
-from ..rounding.covariance import covariance, flushed_along
+from ..rounding.covariance import common_along, covariance
 from ..rounding.head import SoftmaxHead, Tile
 from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
@@ -83,9 +83,9 @@ def bound_along(
         along = np.stack([steep[x] * weights for x in names], -1)
         head, law = read.head(index), rows._replace(worst=np.where(known, rows.worst, 0.0))
         squares = np.add(*covariance(head, roundings, i, law, along))
-        apart = np.where(known, rows.slack - rows.flushed, 0.0)
+        apart = np.where(known, rows.slack - rows.of_weights, 0.0)
         slack = np.einsum("icr,ic->ir", np.abs(along), apart)
-        slack += flushed_along(head, roundings, i, rows, along)
+        slack += common_along(head, roundings, i, rows, along)
         at = problem.number(index)
         for number, (of_variance, of_slack) in enumerate(found.values()):
             of_variance[at, i], of_slack[at, i] = squares[:, number, number], slack[:, number]

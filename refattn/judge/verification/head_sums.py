@@ -98,8 +98,9 @@ class HeadSums:
     def add_laws(self, laws: Mapping[str, tuple[Doubles, Doubles]]) -> None:
         """Add the variances and slacks of the sums of rows along some directions."""
         for name, (variance, slack) in laws.items():
-            sums = (*self.sums[name][:3], np.minimum(slack, self.sums[name].slack), variance)
-            self.known[name] = Known(*(np.sum(self.weights * x, -1) for x in sums))
+            sums = self.sums[name]
+            self.sums[name] = sums = sums._replace(slack=np.minimum(slack, sums.slack))
+            self.known[name] = Known(*(np.sum(self.weights * x, -1) for x in (*sums, variance)))
 
     def add_few(self, index: Index, i: slice, rows: RowErrors) -> Callable[[], None]:
         """Write rows as `add` does, but for the sums along keys."""

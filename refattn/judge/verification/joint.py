@@ -201,7 +201,8 @@ def find_laws(
         law = analyse_softmax(head, roundings, i, {"scale": SCORE_CHANGES["scale"]})
         return law, np.add(*covariance(head, roundings, i, law, along))
     laws, covariances = [], []
-    for i in (slice(x, x + 1) for x in rows.tolist()):
+    for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
+        i = slice(int(run[0]), int(run[-1]) + 1)
         laws.append(problem.analyse(index, roundings, i))
         found = find_covariance(problem, index, roundings, i, laws[-1], along, worst=True)
         covariances.append(np.add(*found))

@@ -260,17 +260,23 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
             spared, whole = spared_variance(read.head(index), roundings, i, rows)
             rest = _LEAST**2 * np.maximum(1 - spared / np.square(rows.std), 0.0)
             least = np.minimum(least, _mean(np.minimum(near, rest)))
-            if roundings.has_known_digits and not whole.any():
+            if roundings.knows_digits(False) and not whole.any():
                 least = _find_known_factors(_mean(near), seen)
             left = np.where(whole > 0, 1 - spared / np.where(whole > 0, whole, 1.0), 1.0)
             shares = np.min(np.maximum(left, 0.0), -1, initial=1.0)
         elif joint and (roundings.maximum or may_be_tied(problem, index, roundings)):
             shares *= 0.0
+        elif joint and roundings.knows_digits(True):
+            least = _find_known_factors(_mean(near), seen)
         still: tuple[Any, ...] = square, logs, least
         if joint:
             along = directions(index)
             find = partial(find_covariance, read, index, roundings, i, rows, along)
             law = still_law = _Law.of(rows, error, along, find)
+            # A largest weight that is rounded to 1 leaves the error of e^0 to the normaliser alone.
+            of_largest = roundings.exp * roundings.accumulate.unit * rows.out
+            if problem.is_mean and np.any(np.abs(of_largest) > rows.std):
+                still_law = _Law.of(rows, error, along, find, of_largest)
             if roundings.unit is not None:  # its shift is known up to a factor
                 shift = allow(roundings.unit, np.broadcast_to(rows.shift, error.shape))
                 still_law = _Law.of(rows, error, along, find, shift)

@@ -199,13 +199,14 @@ def choose_suspects(whole: ProfileTrial, few: ProfileTrial, where: str) -> list[
     some = [x._replace(text=f"{x.text}{ONLY_IN}{where}") for x in some]
     most = max((x.explained for x in some), default=0.0) - _AS_MUCH
     plain = [x for x in some if x.name in ("factor", "scale") and x.explained >= most]
-    keys = ("key", "key" + _OF_HEAD)
-    return (
-        same
-        or plain[:1]
-        or some
-        or [x for x in whole.suspects if x.name not in keys or _is_whole(x)]
-    )
+    return same or plain[:1] or some or [x for x in whole.suspects if _may_be_of_few(x, whole)]
+
+
+def _may_be_of_few(x: Suspect, whole: ProfileTrial) -> bool:
+    """Tell whether what all rows say may be a defect of few: a factor leaves roundings alone."""
+    if x.name in ("key", "key" + _OF_HEAD):
+        return _is_whole(x)
+    return not x.name.startswith("factor") or (1 - x.explained) * whole.z.rms**2 < _LEFT_IN_FEW
 
 
 def _is_whole(x: Suspect) -> bool:

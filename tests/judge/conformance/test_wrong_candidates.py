@@ -59,14 +59,15 @@ JUSTIFIED = {
     "all there is of the formula, or of gradients, of a black box": "recovered_values one_function "
     "two_proposals gradients_are_slopes gradients_of_hidden gradients_of_hidden_nonsense",
     "a law of a black box where others do not apply": "target_law masked_target_law long_vectors "
-    "causal_target_law proposal_noise feature_average unbiased mean_of_samples",
+    "causal_target_law proposal_noise feature_average unbiased mean_of_samples given_moments_law",
     "tells one use from uses together": "mask mask_broadcasts causal mask_with_causal "
     "batches_of_rows grouped_heads grouped_values frequencies_of_heads keys_of_heads "
     "keys_given_again windows soft_caps weights_of_sinks biases factors_of_dropout",
     "the plainest case, of which the report can be read": "reference_values gradients "
     "gradients_of_extreme_features query_without_keys",
     "of what the catalogue does not have": "same_bits same_bits_in_any_batch log_normalisers "
-    "normaliser_without_keys gradients_of_normalisers gradients_of_layouts gradients_again",
+    "given_moments_weights normaliser_without_keys gradients_of_normalisers gradients_of_layouts "
+    "gradients_again",
     "an identity whatever the conventions are, or of states": "tokens_one_by_one "
     "later_tokens_unseen packed_apart state_handed_over states extreme_decays",
     "rejects nothing: it says what is not tested": "unseen_law unseen_weights",
@@ -137,6 +138,19 @@ def test_the_own_proposal_of_lara_is_told_from_the_mixture():
         own, estimator="lara", tags={"centres": "chunks"}, checks=["proposal_average"], rng=3
     )
     assert report.verdict == "FAIL"
+
+
+@pytest.mark.parametrize(("power", "verdict"), [(1, "PASS"), (-1, "FAIL"), (0, "FAIL")])
+def test_importance_weights_of_given_moments(power, verdict):
+    def weighed(q, k, v, *, num_features, seed, mean=None, cov=None):
+        proposal = None if mean is None else refattn.sampling.Gaussian(mean, cov)
+        omega, log_weight = refattn.sampling.draw(num_features, 3, proposal=proposal, rng=seed)
+        weights = {"log_weight": power * log_weight}
+        return refattn.random_feature_attention(q, k, v, omega=omega, **weights)
+
+    names = ["given_moments_weights"]
+    report = check(weighed, estimator="rfa", capabilities=["moments"], checks=names, rng=2)
+    assert report.verdict == verdict, str(report)
 
 
 def test_no_lara_passes_whose_weights_cannot_be_tested():

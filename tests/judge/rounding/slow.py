@@ -165,6 +165,8 @@ def row(case, kernel, i):
         normaliser = summed([weights.get(j, 0.0) for j in range(len(case.k))])
         normaliser += 1 if case.sinks is None else 1 + min(1.0, weights[None] ** 2 / u**2)
     found.normaliser = BENFORD * u * u * normaliser
+    of_16 = {x.j and x.j // 16: x.gap for x in sorted(keys, key=lambda x: x.gap)}
+    tops = [x for x in keys if x.gap == (0 if kernel.exp <= 32 else of_16[x.j and x.j // 16])]
     for c in range(columns):
         v = [x.v[c] for x in keys]
         out = sum(x.p * y for x, y in zip(keys, v, strict=True))
@@ -193,7 +195,6 @@ def row(case, kernel, i):
             variance, worst = (x + uniform(step(kernel.out, out)) for x in (variance, worst))
             bound += step(kernel.out, abs(out) + bound) / 2
         # Errors of exponentials in common: that of the largest, and a sixteenth of the others.
-        tops = [x for x in keys if x.gap == 0]
         common = sum(x.p * abs(x.v[c]) for x in tops) + abs(out) * sum(x.p for x in tops)
         steep = sum(x.p * x.risen * y for x, y in zip(keys, v, strict=True)) - rise * out
         slack = kernel.exp * (common + (sizes + abs(out)) / 16) + 3 * abs(steep)
@@ -209,5 +210,10 @@ def row(case, kernel, i):
     of_sum, of_log = BENFORD * u * u * m / 3, BENFORD * u * u * size**2
     found.lse_std = math.sqrt(relative + max(of_sum, found.normaliser) + 2 * of_log)
     found.lse_bound = math.log1p(shift / least) + (m + 4) * u + 4 * u * size
-    found.lse_slack = u * (kernel.exp + 3 * abs(rise) + 2 * abs(lse))
+    common = kernel.exp
+    if kernel.exp > 32:  # of units: what is as large so far, and a polynomial over few powers of 2
+        mean, largest = sum(x.p * x.gap for x in keys), sum(x.p for x in tops)
+        near = math.exp(-16 * sum(x.p * (x.gap - mean) ** 2 for x in keys))
+        common *= largest + (1 - largest) * max(2 / 16, near)
+    found.lse_slack = u * (common + 3 * abs(rise) + 2 * abs(lse))
     return found

@@ -1,12 +1,14 @@
 """Directions that are known before errors are: their variance, their slack, and what they see."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from refattn import verify
 from refattn.judge.rounding import PROFILES
-from refattn.judge.rounding.covariance import bound_covariance, flushed_along
+from refattn.judge.rounding.covariance import bound_covariance, common_along
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.problems import pose_arrays
 from refattn.judge.verification import trial
@@ -71,7 +73,7 @@ def test_a_bias_that_is_smaller_than_roundings_of_scores_is_told_by_its_directio
 
 @pytest.mark.parametrize("name", ["flash", "eager", "math"])
 def test_variances_along_directions_of_each_row(name):
-    """Those of the covariance of all columns, and slack column by column where none is flushed."""
+    """Those of the covariance of all columns; slack is that of weights, and column by column."""
     given, roundings = made(name, 1, n=6, m=48, d=8), PROFILES[name].roundings("bfloat16")
     problem = pose_arrays(*(given[x] for x in "qkv"))
     numbers = Numbers(given["out"].__getitem__, "bfloat16")
@@ -84,7 +86,11 @@ def test_variances_along_directions_of_each_row(name):
             along = steep / rows.std**2
             variance = np.einsum("ic,icd,id->i", along, covariances, along)
             np.testing.assert_allclose(laws[of][0][h], variance, rtol=1e-9)
-            np.testing.assert_allclose(laws[of][1][h], np.sum(np.abs(along) * rows.slack, -1))
+            rest = rows.slack - rows.of_weights
+            slack = common_along(problem.head((h,)), roundings, every, rows, along[:, :, None])
+            slack = slack[:, 0] + np.sum(np.abs(along) * rest, -1)
+            np.testing.assert_allclose(laws[of][1][h], slack)
+            assert np.all(slack <= np.sum(np.abs(along) * rows.slack, -1))
 
 
 @pytest.mark.parametrize("tile", [8, 32, 256])
@@ -97,7 +103,7 @@ def test_weights_of_few_spacings_move_sums_by_no_more(tile):
     problem, every = pose_arrays(q, k, v), slice(0, 9)
     rows = problem.analyse((), roundings, every)
     along = rng.standard_normal((9, 16, 5))
-    slack = flushed_along(problem.head(()), roundings, every, rows, along)
+    slack = common_along(problem.head(()), roundings, every, rows, along)
     got, _ = flash(Case(q, k, v), "float32", weights=E4M3, tile=tile)
     off = np.einsum("icr,ic->ir", along, got - rows.out)
     small = np.einsum("icr,ic->ir", np.abs(along), rows.slack)
@@ -160,3 +166,35 @@ def test_sums_are_doubtful_by_their_size_and_by_their_signs():
     assert not is_doubtful(5 * one / 10 * np.where(np.arange(100) % 2, 30, -29), one)
     assert is_doubtful(np.array([5.0]), np.array([1.0]))  # one row has one sign
     assert not is_doubtful(np.zeros(0), np.zeros(0))
+
+
+def fast(seed, tokens, causal, out="float32"):
+    """Rounded weights by a fast exponential, whose e^0 is off by 2^-15, with log normalisers."""
+    rng, to = np.random.default_rng(seed), FORMATS["bfloat16"].round
+    q, k, v = (to(rng.standard_normal((2, x, 32))) for x in (tokens, 128, 128))
+    kernel = partial(flash, base2=True, fast=2.0**-15, out=out)
+    got, lse = of_heads(kernel, q, k, v, "bfloat16", causal=causal)
+    types = {"q": "bfloat16", "k": "bfloat16", "v": "bfloat16", "out": out}
+    return {"q": q, "k": k, "v": v, "out": got, "lse": lse, "dtype": types, "causal": causal}
+
+
+@pytest.mark.parametrize("tokens", [16, pytest.param(256, marks=pytest.mark.long)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_fast_exponential_is_right(tokens, causal):
+    """Where one key has all the weight, nothing but the error of e^0 is left of a row."""
+    given = fast(1, min(tokens, 128) if causal else tokens, causal)
+    assert verify(**given, explain=False).verdict == "PASS"
+    assert verify(**given, explain=False, profile="flash-fast").verdict == "PASS"
+
+
+def test_what_a_fast_exponential_cannot_do():
+    """Errors of one sign average out in a normaliser, and move the output by no factor."""
+    given, single = fast(2, 96, False), FORMATS["float32"].round
+    moved = given | {"lse": single(given["lse"] + 1e-4)}
+    assert verify(**moved, explain=False).verdict == "FAIL"
+    q, k, v = (given[x] for x in "qkv")
+    exact, _ = of_heads("math", q, k, v, "float32")
+    given = {**given, "out": exact, "lse": None}
+    assert verify(**given, explain=False).profile == "math"
+    given["out"] = single(exact * (1 + 2e-4))
+    assert verify(**given, explain=False).verdict == "FAIL"

@@ -114,7 +114,23 @@ class Given(SimpleNamespace):
             slack = [rows.slack[i, c] / rows.std[i, c] ** 2 for c in range(COLUMNS)]
             about = sum(x * abs(y) for x, y in zip(slack, rows.out[i], strict=True))
             found[3] = share * (math.hypot(*slack) * math.hypot(*v) + about)
+        if name in PLAIN_DIRECTIONS:
+            found[3] += self.of_exponentials(h, i, steep[i] / rows.std[i] ** 2)
         return found
+
+    def of_exponentials(self, h, i, along):
+        """What they add to the slack of a sum, less what they add to those of its columns."""
+        rows, (q, k, v) = self.rows[h], (x[h] for x in self.arrays)
+        s = 3**-0.5 * k @ q[i]
+        cap, moved, less = self.options["softcap"], along @ rows.out[i], 0.0
+        s = s if cap is None else cap * np.tanh(s / cap)
+        for j in range(i + 1 + len(k) - N if self.options["causal"] else len(k)):
+            p, off = math.exp(s[j] - rows.lse[i]), abs(along @ v[j] - moved)
+            largest = s[j] >= rows.top[i] - 1e-12
+            rounded = largest and self.kernel.weights is not None  # to 1
+            less += p * (abs(moved) if rounded else off if largest else off / 16)
+        unit = self.kernel.exp * self.kernel.accumulate.unit
+        return unit * less - np.sum(np.abs(along) * rows.of_weights[i])
 
     def known(self, name, sums, at):
         """P-value and size by the covariance of the columns of each row, with the box as slack."""

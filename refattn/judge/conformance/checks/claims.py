@@ -128,6 +128,8 @@ long_vectors | random-features | law told features=positive
   | at one frequency the logarithm of the estimate is Gaussian, of variance |x + y|^2
 given_moments_law | random-features | law precise features=positive moments
   | frequencies are N(mean, cov) for the `mean` and `cov` that are passed
+given_moments_weights | random-features normalised | draws precise features=positive moments
+  | frequencies count by the ratio of N(0, I) to the distribution that is passed
 frequency_pairs | random-features
   | law precise features=positive coupling=iid/coupling=orthogonal/coupling=antithetic
   | two frequencies of one set are coupled as declared

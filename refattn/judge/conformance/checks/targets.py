@@ -7,8 +7,10 @@ One sample of randomized attention, and one proposal of LARA, give their frequen
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from scipy import special
@@ -311,7 +313,38 @@ def two_proposals(t: CheckRun) -> None:
     Two queries that differ by b e_0 weigh the proposals differently by e^{b (omega_1 - omega_2)}
     along the axis, whatever the centres and the weighting ("balance" or "own") are.
     """
-    d, c, b, root = 3, 1.0, 0.5, t.adapter.root(3)
+    b = 0.5
+
+    def excess(omega: Floats, ratio: Floats) -> float:
+        return float(ratio[1] - ratio[0] - b * (omega[0] - omega[1]))
+
+    _check_pair(t, b, excess, "two proposals")
+
+
+@add_check
+def given_moments_weights(t: CheckRun) -> None:
+    """Recover both frequencies along an axis, at S = 2, and their importance weights.
+
+    The weights depend on this axis alone if mean and covariance are those of N(0, I) on the others.
+    """
+    mean, variance = 0.5, 1.5
+
+    def excess(omega: Floats, ratio: Floats) -> float:
+        log_weight = (omega - mean) ** 2 / (2 * variance) - omega**2 / 2
+        return float(ratio[0] - (log_weight[0] - log_weight[1]))
+
+    cov = np.diag([variance, 1.0, 1.0])
+    _check_pair(t, 0.0, excess, "two frequencies", mean=mean * np.eye(3)[0], cov=cov)
+
+
+def _check_pair(
+    t: CheckRun, b: float, excess: Callable[[Floats, Floats], float], what: str, **more: Any
+) -> None:
+    """Check that an excess is 0, of two frequencies and the log ratios of their weights.
+
+    There is a ratio at a query that is 0, and one at b e_0.
+    """
+    d, c, root = 3, 1.0, t.adapter.root(3)
     line = np.zeros((5, d))
     line[:, 0] = c * (np.arange(5) - 2)
     square = np.exp(line[:, 0] ** 2 / 2)
@@ -321,11 +354,12 @@ def two_proposals(t: CheckRun) -> None:
     def mixture(out: Floats) -> tuple[Floats, Floats]:
         """Return nodes e^{c omega} and log ratios of the weights at both queries."""
         nodes, weights = _two_exponentials(out[:2] * square)
+        weights = weights * nodes**2  # from those of the first key to those of the one at 0
         return nodes, np.log(weights[:, 0] / weights[:, 1])
 
-    def excess(out: Floats) -> float:
+    def excess_of(out: Floats) -> float:
         nodes, ratio = mixture(out)
-        return float(ratio[1] - ratio[0] - b * math.log(nodes[0] / nodes[1]) / c)
+        return excess(np.log(nodes) / c, ratio)
 
     def gap(out: Floats) -> float:
         with np.errstate(all="ignore"):
@@ -338,21 +372,21 @@ def two_proposals(t: CheckRun) -> None:
 
     start, sized = t.new_seed(), t.adapter.record.sized(2)
     outs = [
-        t.call(q / root, line / root, np.eye(5), **sized, seed=seed)
+        t.call(q / root, line / root, np.eye(5), **sized, seed=seed, **more)
         for seed in range(start, start + 16)
     ]
     out = max(outs, key=gap)
     # By chance only if the frequencies of 16 seeds are all that near.
     if gap(out) < 1e-2:
-        raise Failure("the results of two proposals", "those of a single one")
+        raise Failure(f"the results of {what}", "those of a single one")
     allowed = 0.0
     unit = recovery_error(t, d, 2 * c) * 2 * c  # of the output of the longest key
     for i in np.ndindex(2, 5):  # to first order, by how much each output's rounding moves it
         moved = out.copy()
         moved[i] *= 1 + unit
-        allowed += abs(excess(moved) - excess(out))
+        allowed += abs(excess_of(moved) - excess_of(out))
     t.case = None
-    t.equal(np.array(excess(out)), np.zeros(()), allowed)
+    t.equal(np.array(excess_of(out)), np.zeros(()), allowed)
 
 
 @add_check

@@ -54,7 +54,7 @@ from .sampled import Alternative
 from .search import search_causes
 from .states import explain_states
 from .suspects import as_suspect, say_what_is_left
-from .wrong_rows import Sample
+from .wrong_rows import Sample, tell_causes
 
 ERRORS: tuple[type[Exception], ...] = (ArithmeticError, LookupError, TypeError, ValueError)
 _LOG = logging.getLogger(__name__)
@@ -177,6 +177,9 @@ def explain(
     if failed == "lse":
         share = 0.0 if found else share_of_offset(problem, sample)
         fits = [x._replace(explained=share) for x in fits if share >= _MOST]
+    exact = [Alternative("", problem).result(x.rows).out for x in sample.heads]
+    if rows and not tell_causes(sample, exact):
+        found, fits = [], []
     fits = _drop_said_better(fits)
     if fits and not sample.wrong.any():  # a coarse rounding would show in single rows
         found = [x for x in found if not rounds_weights(x.text)]
@@ -188,7 +191,6 @@ def explain(
     # All zeros, or NaN in every row, is said as it is: what explains them in part does not matter.
     suspects = suspects if holds else name_trivial(verdict) or suspects
     at = describe_place(problem, sample, verdict)
-    exact = [Alternative("", problem).result(x.rows).out for x in sample.heads]
     seen = [] if failed == "lse" or holds else list(list_seen(problem, sample, exact))
     if suspects:  # numbers that these explain, if in part, were written
         seen = [x for x in seen if "as if" not in x]

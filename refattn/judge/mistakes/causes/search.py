@@ -132,6 +132,10 @@ def search_causes(
                 suspect = say_what_is_left(suspect, *find_left(trials, one.alternative, of_lse))
             suspects.append(suspect)
     whole = [x for x in suspects if "in part" not in x.text]  # which leave no row wrong
+    if not whole and failed == "both" and sample.wrong.any():
+        of_sums = trials.judge(trials.explain(trials.take_sums()), profiles, dtype)
+        if of_sums.holds:
+            whole = [suspect_alternative(of_sums.alternative.text, of_sums, trials)]
     return whole or suspects, sample
 
 

@@ -241,17 +241,10 @@ def _list_starts(right: Bounds) -> Iterator[tuple[str, Bounds]]:
     for words, start in _round_starts(begin, end):
         start = np.where(begin > 0, start, begin)
         moved = start - begin
-        at = int(np.flatnonzero(moved)[0]) if moved.any() else 0
         if moved.any():
-            first = f" (sequence {at} reads keys from {start[0, at]} on, not {begin[0, at]})"
-            yield (
-                f"offsets of k and v {words}{first}",
-                Bounds(rows, start, end + moved, level + moved),
-            )
-            yield (
-                f"first keys of sequences {words}, with their own last keys{first}",
-                Bounds(rows, start, end, level),
-            )
+            yield f"offsets of k and v {words}", Bounds(rows, start, end + moved, level + moved)
+            text = f"first keys of sequences {words}, with their own last keys"
+            yield text, Bounds(rows, start, end, level)
 
 
 def _list_offsets(packed: Packed) -> Iterator[tuple[str, Bounds]]:

@@ -28,6 +28,7 @@ POWER = 50.0  # sum of the squares of what an alternative changes, at least, ove
 _MOST_STD = 1e6  # standard deviations
 _TILES, _WHOLE = (128, 64, 32, 16), 0.75  # of rows, and share of one, at least, that is wrong
 FEWEST_NUMBERS = 16  # of wrong rows: to fewer of them one of many alternatives is near by chance
+_COUNT_OF_CAUSES = 1e4  # that are tried, about
 _RIGHT_COLUMNS = 1.5  # mean square of z of those that are right in wrong rows, at most
 _DOUBTFUL, _AGAIN = 1e4, 2**20  # how far a row may be to be looked at again; pairs, at most
 _STEPS_OF_FIT = 8  # of a number
@@ -187,6 +188,23 @@ def draw_sample(
         taken.append(Sampled(of_head, got, lse, some, near[at, order]))
     apart, enough = bool(np.any(strange & ~wrong)), len(rows) * d_v >= FEWEST_NUMBERS
     return Sample(taken, unit, wrong, of_others, looked, conventions, apart, enough)
+
+
+def tell_causes(sample: Sample, exact: Sequence[Doubles]) -> bool:
+    """Tell whether wrong numbers say more than that one of many causes is near them by chance.
+
+    A number that is so many times `FAR` off is as near to the result of another with one over this
+    as its probability, and one number tells nothing, as one size of a cause may be fitted to it.
+    """
+    z = np.abs(
+        [
+            one
+            for x, y in zip(sample.heads, exact, strict=True)
+            for one in divide(differ(x.got, y), sample.unit * row_sizes(y))[x.wrong].ravel()
+        ]
+    )
+    told = np.sort(np.log(np.maximum(z / FAR, 1.0)))[:-1]
+    return z.size >= FEWEST_NUMBERS or float(np.sum(told)) > math.log(_COUNT_OF_CAUSES)
 
 
 def find_columns(z: Doubles, strange: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

@@ -35,7 +35,10 @@ def _list_grids(x: Doubles, axes: tuple[int, ...]) -> Iterator[tuple[str, Double
 
 
 def find_grid(problem: Problem, numbers: Numbers) -> tuple[str, float]:
-    """Say on which grid all numbers of a result lie, if they could not by chance, and its gap."""
+    """Say on which grid all numbers of a result lie, if they could not by chance, and its gap.
+
+    The largest number, or the largest of each row, lies on the grid that it makes.
+    """
     heads = [*np.ndindex(problem.lead)]
     n, _, columns = problem.shape
     few = heads[: max(1, _MOST // max(n * columns, 1))]
@@ -55,7 +58,9 @@ def find_grid(problem: Problem, numbers: Numbers) -> tuple[str, float]:
             if np.any(np.abs(grouped - points) > slack):
                 continue
             # Any other number is as near to a point with this probability; 0 may have a cause.
-            chance = np.where(grouped == 0, 1.0, np.minimum(2 * (slack + unit * gap) / gap, 1.0))
+            sizes = np.abs(grouped)
+            free = (sizes == 0) | (sizes == np.max(sizes, axes, keepdims=True))
+            chance = np.where(free, 1.0, np.minimum(2 * (slack + unit * gap) / gap, 1.0))
             if np.sum(np.log(chance)) < _NO_CHANCE:
                 return f"each number of the output {words}{where}", float(np.max(gap))
     return "", 0.0

@@ -1,5 +1,7 @@
 """Wrong kernels for sequences one after another: what they mistake is named."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -187,6 +189,15 @@ def test_a_cause_in_some_sequences_alone(number, causal):
     named = "sequence 2" if number == 2 else "sequences 0 and 3"
     assert found.startswith(f"agrees if {words}, but only in ")
     assert named in found
+
+
+@pytest.mark.long
+def test_offsets_of_one_sequence_alone():
+    """No other sequence is said to have read other keys."""
+    seen = np.where((AT == 2)[:, None], see(BEGIN + 3, END + 3), see())
+    found = judged(attend(seen)).suspects[0].text
+    assert found.startswith("agrees if offsets of k and v are 3 too large, but only in ")
+    assert re.findall(r"sequence \d", found) == ["sequence 2"]
 
 
 @pytest.mark.long

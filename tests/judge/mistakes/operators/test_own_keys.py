@@ -7,6 +7,7 @@ from refattn import attend, softmax_attention, verify, vjp
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.verification import joint, trial
 from refattn.judge.verification.findings import ProfileTrial, Suspect, Z
+from tests.judge.rounding.rounded import of_heads
 
 BF16 = FORMATS["bfloat16"].round
 HEADS, N, M, D = 2, 64, 96, 16
@@ -194,3 +195,29 @@ def test_few_rows_are_an_eighth():
     rows = [((0, x), 0.0) for x in range(4)]
     assert len(joint.list_few(rows, False, 32)) == 4
     assert joint.list_few(rows, False, 31) == joint.list_few(rows, True, 64) == ()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("kind", ["factor", "noise"])
+def test_one_number_tells_no_cause(kind, dtype):
+    """Some size of any cause fits it, and its own step."""
+    rng, to = np.random.default_rng(2), FORMATS[dtype].round
+    q, k, v = (to(rng.standard_normal((2, 64, x))) for x in (16, 16, 1))
+    out = to(softmax_attention(q, k, v))
+    out[1, 20] = to(1.37 * out[1, 20] if kind == "factor" else rng.normal(size=1))
+    found = verify(q=q, k=k, v=v, out=out, dtype=dtype)
+    assert (found.verdict, found.suspects) == ("FAIL", [])
+
+
+@pytest.mark.parametrize("rows", [[17], [17, 30, 44]])
+@pytest.mark.parametrize("factor", [0.9, 1.3])
+def test_sums_of_weights_that_are_wrong_in_both_results(factor, rows):
+    """No precision is lost where log normalisers say by how much outputs are off."""
+    rng = np.random.default_rng(4)
+    q, k, v = (BF16(rng.standard_normal((2, 64, 32))) for _ in range(3))
+    out, lse = of_heads("flash", q, k, v, "bfloat16")
+    out[1, rows] = BF16(out[1, rows] / factor)
+    lse[1, rows] += np.log(factor)
+    found = verify(q=q, k=k, v=v, out=out, lse=lse.astype(np.float32), dtype="bfloat16")
+    text = f"agrees if sums of weights are {factor} times what they should be, in out and in lse"
+    assert found.suspects[0].text == text
