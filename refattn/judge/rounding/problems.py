@@ -42,7 +42,7 @@ Index = tuple[int, ...]  # of a head among the leading axes
 _Look = Callable[[Index, Roundings], Any]
 _SAVED_NUMBERS, _SAVED_COLUMNS = 2**25, 24  # of heads at most, and of a query beside its mean key
 _BLOCK_ROWS = 256  # queries of a block
-_EXACT_HEADS = 4  # of which what is exact is kept
+_EXACT_HEADS = 4  # of which what is exact, or was rounded, is kept
 _READ_HEADS = 64  # that are kept as they were read: what is kept are views of arrays, or all finite
 
 
@@ -300,6 +300,7 @@ class Problem(NamedTuple):
             for name, by in zip("qkv", factors, strict=True)
         }
 
+        @lru_cache(maxsize=_EXACT_HEADS)
         def read(index: Index) -> Mapping[str, Any]:
             arrays = self.read(index)
             return {**arrays, **{name: x(arrays[name]) for name, x in to_read.items()}}

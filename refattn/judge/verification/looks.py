@@ -28,6 +28,7 @@ ALL_DIRECTIONS = 2**22  # pairs that are looked at along all known defects
 _LOUD_PAIRS = 2**21  # of blocks with the largest errors, by which defects are measured
 _RANDOM_ROWS = 64  # of a block at random
 _COMPARED_ROWS, _COMPARED_BLOCKS = 64, 4  # by which profiles are compared
+_COMPARED_KEYS = 2**17  # of all blocks of a few rows
 _SCREENED_PAIRS, _BLOCK_ROWS = 2**21, 256  # of rows by which a profile may be ruled out
 _COMPARED_HEADS, _GLANCED_ROWS = 1, 512  # of gradients
 _DERIVED_ROWS, _DERIVED_SUMS = 4, 2**27  # of a block whose laws are derived; products in all
@@ -75,8 +76,9 @@ def split_directions(found: Blocks, keys: int, everything: bool = False) -> tupl
 def choose_compared(problem: Problem) -> Problem:
     """Take some rows, of different heads where there are, by which profiles are compared."""
     found = tuple(problem.items())
-    if count_rows(found) <= _COMPARED_ROWS * _COMPARED_BLOCKS:
-        return problem.looked_at(found)
+    if count_rows(found) <= _COMPARED_ROWS * _COMPARED_BLOCKS:  # of a few rows, keys cost most
+        most = max(_COMPARED_BLOCKS, _COMPARED_KEYS // max(problem.shape[1], 1))
+        return problem.looked_at([found[x] for x in _one_of_each(len(found), most)])
     most = _COMPARED_BLOCKS if problem.gradient is None else _COMPARED_HEADS
     places = _one_of_each(len(found), most)
     rows = _COMPARED_ROWS * _COMPARED_BLOCKS // len(places)

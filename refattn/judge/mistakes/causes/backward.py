@@ -370,17 +370,21 @@ class Backward:
             gradient = self.gradients[of]
             head, (d_out, out) = gradient.forward.head(index), gradient.derivatives(index)
             n = len(head.q)
-            exact = result = attend_rows(head, slice(0, n), None)
             if own:
                 rows = Rows(index, np.arange(n), np.arange(head.keys))
                 result = self.forward[number].result(rows)
+            else:
+                result = attend_rows(head, slice(0, n), None)
             # D is made of the output that was written if the profile reads it, and else of the
             # exact one.
-            used = result.out if "delta" in own else exact.out
-            used = out if out is not None and self.from_out and "delta" not in own else used
+            used = out if out is not None and self.from_out and not own else result.out
             used = np.where(np.isfinite(used), used, 0.0)
+            back = BackwardHead(head, d_out, used)
             kept = Kept(result.lse, np.sum(d_out * used, -1), result.top)
-            self.known[key] = BackwardHead(head, d_out, used), kept
+            if own and "delta" not in own:
+                back, right = self.keep(of, index)
+                kept = kept._replace(delta=right.delta)
+            self.known[key] = back, kept
         return self.known[key]
 
     def predict(self, one: Candidate, of: str, index: Index, some: Any) -> Doubles:

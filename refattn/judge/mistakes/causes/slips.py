@@ -523,7 +523,14 @@ def hide_tile(problem: Problem, j: slice) -> Alternative:
     def seen(x: Place) -> Seen:
         return np.asarray(band(x) & ((x.j < j.start) | (x.j >= j.stop)))
 
-    return Alternative(f"keys {j.start} to {j.stop - 1} are left out", problem, seen)
+    return Alternative(name_keys(j, "are left out"), problem, seen)
+
+
+def name_keys(j: slice, words: str) -> str:
+    """Say something of one key, or of several."""
+    if j.stop - j.start > 1:
+        return f"keys {j.start} to {j.stop - 1} {words}"
+    return f"key {j.start} {words.replace('count', 'counts', 1).replace('are', 'is', 1)}"
 
 
 def weigh_with_zeros(head: SoftmaxHead) -> tuple[Doubles, Doubles, Doubles]:

@@ -16,6 +16,7 @@ from ..causes.slips import (
     TILE_SIZES,
     hide_tile,
     leave_without_tile,
+    name_keys,
     score_all,
     weigh_with_zeros,
 )
@@ -25,7 +26,6 @@ _EDGES = 128  # of intervals, at most, that are tried in pairs before they are m
 _TURNS = 4  # in which an edge is made exact, and then the other
 _ALIKE_EDGES = 12.0  # sum of squares of z, by which fits cannot be told apart
 _LEAST_SUM, _MOST_SCORE = 1e-9, 300.0  # of the weights, over what it was; log of a weight
-_FEWEST = 2  # keys of an interval, at least: one that is missing is measured
 
 
 def list_lost_parts(problem: Problem) -> Iterator[Alternative]:
@@ -72,10 +72,10 @@ def list_intervals(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alt
         j = _find_interval(right, sums, x.got, sizes)
         if not words:
             yield show_tile(problem, j)
-        elif words == "are left out" and _FEWEST <= j.stop - j.start < m:
+        elif words == "are left out" and 0 < j.stop - j.start < m:
             yield hide_tile(problem, j)  # hiding keys loses no digits; sums less a tile may cancel
-        elif _FEWEST <= j.stop - j.start < m:
-            text = f"keys {j.start} to {j.stop - 1} {words}"
+        elif 0 < j.stop - j.start < m:
+            text = name_keys(j, words)
             lose = partial(leave_without_tile, j=j, loss=LOSSES[words])
             yield Alternative(text, problem, compute=lose)
 

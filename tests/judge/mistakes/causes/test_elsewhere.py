@@ -98,6 +98,9 @@ CASES = {
     "diagonals of others": (lambda: padded(of_lengths(LENGTHS + 10),
         of_lengths(np.roll(LENGTHS, -1, 0) + 10)),
         "the alignment of the causal mask is that of the next batch member"),
+    "diagonals of their own": (
+        lambda: padded(of_lengths(LENGTHS), of_lengths(LENGTHS // 2 * 3 - 40)),
+        "the mask ends 8 keys too late in batch member 0, 11 keys too early in batch member 2"),
     "lengths of others": (lambda: padded(of_lengths(N, LENGTHS - 9),
         of_lengths(N, np.roll(LENGTHS, 1, 0) - 9)),
         "the mask is read from the batch member before"),
@@ -132,7 +135,6 @@ NONE = {
     "rotated by another base": lambda: attention(scores(rotated(Q, 30.0), rotated(K, 30.0))),
     "a row of another bias": lambda: attention(S + BIAS[:, :1].T, bias=BIAS),
     "first rows of nowhere": lambda: given(take(fused(S, V)[0], V[:, 63:51:-1], slice(12))),
-    "diagonals of nowhere": lambda: padded(of_lengths(LENGTHS), of_lengths(LENGTHS // 2 * 3 - 40)),
     "noise": lambda: given(fused(S, V)[0] + 0.1 * V),
 }
 FAST = ("rotated twice", "v is k", "one row of the bias", "averaged")
