@@ -72,6 +72,7 @@ _JOINED = 3  # alternatives, at most, named together
 _FIRST_ROWS = 8  # wrong rows by which alternatives are left out
 _EMPTY = 0.125  # of wrong rows, at most, that see no key by an alternative
 _TOO_SMALL = 0.04  # mean square of z of a profile that does not say what is rounded
+_NEAR_ENOUGH = 0.5  # of the size of a row: errors that rounding may make of few rows
 _TOO_SMALL_ALONE = 0.25  # likewise in few rows, which may be wrong in any other way
 _ROWS_OF_POWER = 6  # that are wrong alone: fewer have a power that is near to any mistake
 _FITTED_FILLS = 3  # ways to hide keys by a number, at most, of which this is fitted
@@ -518,7 +519,8 @@ class Trials:
             usual = [x[y.wrong] for x, y in zip(self.errors, self.sample.heads, strict=True)]
             before = float(np.mean(np.square(np.concatenate(usual)))) if usual else 0.0
             least = _TOO_SMALL_ALONE if self.sample.told else _TOO_SMALL
-            for rows in (every, *[every[wrong]] * self.sample.told):
+            alone = self.sample.told and self._are_near(given)
+            for rows in (every, *[every[wrong]] * alone):
                 square = float(np.mean(rows)) if len(rows) else 0.0
                 spread = float(np.std(np.log(np.maximum(rows, 1e-9))))
                 far = spread >= (1.2 if many > 1 else 1.0)  # not all rows are as far
@@ -537,6 +539,15 @@ class Trials:
         words = " or ".join(x.alternative.text for x in found[:3])
         text = f"precision is lost: {words}, or other numbers are rounded as coarsely"
         return [found[0]._replace(alternative=found[0].alternative._replace(text=text))]
+
+    def _are_near(self, given: Alternative) -> bool:
+        """Tell whether most wrong rows are near enough for a coarse rounding to say anything."""
+        taken = [x.take(x.wrong) for x in self.sample.heads if x.wrong.any()]
+        exact = [given.result(x.rows).out for x in taken]
+        off = [
+            row_sizes(differ(x.got, y)) / row_sizes(y) for x, y in zip(taken, exact, strict=True)
+        ]
+        return bool(np.median(np.concatenate(off)) < _NEAR_ENOUGH)
 
     def _divide(
         self, x: Sampled, alternative: Alternative, profile: Profile, dtype: str
