@@ -434,6 +434,10 @@ def with_epsilon() -> Iterator[conformance.Adapter]:
         fn = partial(ra_epsilon, in_normaliser=epsilon)
         tags = {x: tags[x] for x in ("epsilon", "dtype")}
         yield conformance.Adapter(fn, "ra", (), tags, f"ra_epsilon in_normaliser {words}")
+        fn = partial(estimators.relu_feature_attention, kernel_epsilon=epsilon)
+        tags = {"kernel_epsilon": epsilon, "dtype": dtype}
+        name = f"relu_feature_attention kernel_{words}"
+        yield conformance.Adapter(fn, "performer-relu", (*SEES, "omega"), tags, name)
 
 
 # Candidates that raise outside of what they declare.

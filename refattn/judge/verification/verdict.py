@@ -44,6 +44,7 @@ _DEFECTS = {
 
 _STRICTER = " (--strict allows sums in float32 only)"
 _NUMBER = re.compile(r"-?\d[\d.]*(e[-+]?\d+)?( ± \S+)?")
+_ONE_KEY = re.compile(r"key \d+ ")
 _NEARLY_ALL = 0.99  # of the error
 _ABSURD = 2.0**53  # standard deviations: more than an error as large as the numbers, in float64
 _INTERRUPTED = "interrupted"
@@ -371,10 +372,11 @@ def _write_causes(verdict: Verdict, verbose: bool) -> Iterator[str]:
 
 
 def _repeats(one: Suspect, first: Suspect) -> bool:
-    """Tell whether a cause is the first with a number, or with another number."""
+    """Tell whether a cause is the first with a number, or with another, or is of the same key."""
     words = first.text.removeprefix("agrees if ")
     same = one.name != "convention" and _NUMBER.sub("", one.text) == _NUMBER.sub("", words)
-    return same or one.text.startswith(f"{words}:")
+    key = _ONE_KEY.match(words)
+    return same or one.text.startswith((f"{words}:", *([key[0]] if key else [])))
 
 
 def _write_share(share: float) -> str:

@@ -72,7 +72,7 @@ _JOINED = 3  # alternatives, at most, named together
 _FIRST_ROWS = 8  # wrong rows by which alternatives are left out
 _EMPTY = 0.125  # of wrong rows, at most, that see no key by an alternative
 _TOO_SMALL = 0.04  # mean square of z of a profile that does not say what is rounded
-_NEAR_ENOUGH = 0.5  # of the size of a row: errors that rounding may make of few rows
+_FAR_FROM_RIGHT = 0.5  # of the size of a row: errors that rounding may make of few rows
 _TOO_SMALL_ALONE = 0.25  # likewise in few rows, which may be wrong in any other way
 _ROWS_OF_POWER = 6  # that are wrong alone: fewer have a power that is near to any mistake
 _FITTED_FILLS = 3  # ways to hide keys by a number, at most, of which this is fitted
@@ -547,7 +547,7 @@ class Trials:
         off = [
             row_sizes(differ(x.got, y)) / row_sizes(y) for x, y in zip(taken, exact, strict=True)
         ]
-        return bool(np.median(np.concatenate(off)) < _NEAR_ENOUGH)
+        return bool(np.median(np.concatenate(off)) < _FAR_FROM_RIGHT)
 
     def _divide(
         self, x: Sampled, alternative: Alternative, profile: Profile, dtype: str
