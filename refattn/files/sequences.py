@@ -152,7 +152,12 @@ def _take_blocks(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> S
 
     for name in "kv":
         scale: Any = arrays.get(SCALES[name])
-        if np.ndim(scale) > 1 and scale.shape[0] == count != len(q):  # of blocks, not of sequences
+        if np.ndim(scale) > 1 and scale.shape[0] == count:  # of blocks, not of sequences
+            if count == len(q) and (scale.ndim < 4 or scale.shape[1] != size):
+                raise ValueError(
+                    f"`{SCALES[name]}` of shape {scale.shape} may be of {count} blocks or of as "
+                    "many sequences: repeat it to (blocks, block size, heads, 1)."
+                )
             by_head = scale.shape == (count, cache[name].shape[2])
             scale = scale[:, None, :, None] if by_head else scale
             scale = expand_scale(name, scale.astype(np.float64), cache[name].shape, "bnhd")

@@ -287,7 +287,8 @@ def test_a_hanging_candidate_fails_and_is_ended(forked, words):
 @posix
 @pytest.mark.long
 def test_the_limit_of_time_bounds_the_import_too(forked):
-    text = "import time; time.sleep(3)\ndef fn(q, k, v):\n    time.sleep(3); return v\n"
+    text = "import refattn, time; time.sleep(3)\ndef fn(*x):\n    time.sleep(3)\n"
+    text += "    return refattn.softmax_attention(*x)\n"
     start = time.monotonic()
     done = ended(forked, text, "--isolate", "--time-limit", "8")
     assert 4 < time.monotonic() - start < 12  # with the time that it takes to end

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import shutil
 import subprocess
 import sys
@@ -108,15 +107,14 @@ def test_a_lost_key_fails_and_is_named():
     result = run("wrong.safetensors")
     assert result.exit_code == 1
     assert "\nFAIL: no correct kernel in bfloat16" in result.stdout
-    words = r"cause: key 37 is missing: (0\.99|1).* \(explains (9\d\.\d|100) % of the error\)"
-    assert re.search(words, result.stdout)
+    assert "cause: key 37 is left out (explains 100 % of the error)" in result.stdout
     assert len(result.stdout.splitlines()) <= 14  # of which 2 are what was read
     verbose = run("wrong.safetensors --verbose").stdout
     assert len(verbose.splitlines()) > len(result.stdout.splitlines())
     found = report("wrong.safetensors")
     assert (found["verdict"], found["profile"]) == ("FAIL", None)
-    assert found["suspects"][0]["name"].startswith("key")
-    assert found["suspects"][0]["estimate"] == pytest.approx(1, abs=0.02)
+    (measured,) = (x for x in found["suspects"] if x["name"].startswith("key"))
+    assert measured["estimate"] == pytest.approx(1, abs=0.02)
 
 
 def test_mistakes_are_read_from_a_file():

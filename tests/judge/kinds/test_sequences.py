@@ -108,6 +108,17 @@ def test_scales_of_pages_are_in_order_with_them(tmp_path, axes):
     assert refattn.verify(**arrays, dtype="bfloat16", explain=False).verdict == "FAIL"
 
 
+def test_scales_of_as_many_pages_as_sequences_are_refused():
+    """If it is not told by all axes of the pages which of them these are of."""
+    q, k, v, given = draw("paged", np.random.default_rng(4))
+    arrays = {"q": q, "k": k[:2], "v": v[:2], "out": q, **given}
+    arrays |= {"block_table": TABLE % 2, "dtype": "bfloat16", "explain": False}
+    for shape in ((2, 2), (2, 1, 2, 1)):
+        with pytest.raises(ValueError, match="may be of 2 blocks or of as many sequences"):
+            refattn.verify(**arrays, k_scale=np.ones(shape))
+    assert refattn.verify(**arrays, k_scale=np.ones((2, 4, 2, 1))).verdict == "FAIL"
+
+
 def test_gradients_of_packed_sequences():
     q, k, v, given = draw("packed", np.random.default_rng(5))
     mask = np.repeat(np.arange(3), np.diff(OFFSETS[0]))[:, None] == np.repeat(

@@ -54,7 +54,7 @@ from .sampled import Alternative
 from .search import search_causes
 from .states import explain_states
 from .suspects import as_suspect, say_what_is_left
-from .wrong_rows import Sample, tell_causes
+from .wrong_rows import FEWEST_NUMBERS, Sample, tell_causes
 
 ERRORS: tuple[type[Exception], ...] = (ArithmeticError, LookupError, TypeError, ValueError)
 _LOG = logging.getLogger(__name__)
@@ -219,7 +219,8 @@ def _search_columns(
     got = [x.got[x.wrong] for x in sample.heads]
     written = np.any(np.concatenate(got), 0) if got else sample.columns
     kept = sample.columns & written
-    if kept.all() or not kept.any():
+    few = np.sum(sample.wrong) * np.sum(kept) < FEWEST_NUMBERS  # any cause is near these
+    if kept.all() or not kept.any() or few:
         return []
     alone = problem.replaced("v", lambda _, v: v[:, kept])
     alone = alone._replace(shape=(*problem.shape[:2], int(np.sum(kept))))

@@ -40,6 +40,8 @@ def list_reads(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alterna
             read = _stay_within(rule.of, end, places)
             if np.array_equal(read, places) or (past and not np.any(read > last)):
                 continue
+            if np.all(read == read[0]):  # whatever the rule, it is one place
+                rule = Map(str(read[0]), rule.of)
             with np.errstate(all="ignore"):
                 z = divide(differ(x.got, array.apply(read)), sizes)
             ways.append((rule, past))

@@ -177,7 +177,8 @@ def list_crossed_parts(
         times = own.copy()
         times[known] = np.rint(share)
         left = b - times @ a
-        if np.any(times < 0) or np.array_equal(times, own) or np.mean(left * left) > _LEFT_BY_PARTS:
+        alike = np.array_equal(times, times[0] * own)  # a factor of all
+        if np.any(times < 0) or alike or np.mean(left * left) > _LEFT_BY_PARTS:
             continue
         cross = times.reshape(count, count)
         answer = partial(_attend_crossed, problem, size, cross)
