@@ -98,7 +98,7 @@ from .verdict import Verdict, join_verdicts
 _TOO_WELL = 0.75  # rms of z below which an option may be ignored, and a profile too loose
 _UNLIKELY = 10.0  # log of how much likelier others are on some rows of another part
 _SURELY_REJECTED = -100.0  # log of a p-value that is surely enough to reject a profile by some rows
-_SURE_P = 1e-40  # corrected p-value by which some rows reject a profile, beside tests of all
+_SURE_P, _HARDLY_PASSES = 1e-40, 1e-3  # p-values by which some rows reject a profile, or doubt it
 _ASKED_ROWS = 8  # that are the worst by the profile that failed first
 _TESTS = 64  # more than a trial has: what is sure beside so many needs no other
 
@@ -261,9 +261,10 @@ class _Case:
         self.fits = found
 
     def is_doubtful(self, name: str) -> bool:
-        """Tell whether nothing is known by a profile that passes, or a tighter one is likelier."""
-        fit = self.fits.get(name)
-        return not self.trial(name).known or (fit is not None and fit.against > ALIKE)
+        """Tell whether a profile says nothing, or hardly passes, or a tighter one is likelier."""
+        trial, fit = self.trial(name), self.fits.get(name)
+        hardly = not trial.known or any(x.adjusted < _HARDLY_PASSES for x in trial.tests)
+        return hardly or (fit is not None and fit.against > ALIKE)
 
     def is_rejected(self, name: str) -> bool:
         """Tell whether it is known that a profile does not explain the numbers."""
