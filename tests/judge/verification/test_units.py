@@ -51,14 +51,19 @@ def test_a_unit_is_named_where_rounded_sums_explain_nothing():
 
 
 def test_units_are_tried_where_a_looser_profile_is_less_likely():
-    """Or where nothing is known by it."""
+    """Or where nothing is known by it, or it hardly passes."""
     q, k, v, out = (made(*SEEN)[x] for x in ("q", "k", "v", "out"))
     case = judging._Case(
         findings.Part(pose_arrays(q, k, v), Numbers(lambda _: out.astype(float), "bfloat16")),
         judging.Request(SEEN[1], ("flash", "eager-narrow"), 0.01, False),
     )
-    for against, known, doubtful in ((0.0, 1.0, False), (2.0, 1.0, True), (0.0, 0.0, True)):
-        case.trials["flash"] = SimpleNamespace(known=known)
+    for against, known, p, doubtful in (
+        (0.0, 1.0, 1.0, False),
+        (0.0, 1.0, 1e-4, True),
+        (2.0, 1.0, 1.0, True),
+        (0.0, 0.0, 1.0, True),
+    ):
+        case.trials["flash"] = SimpleNamespace(known=known, tests=[SimpleNamespace(adjusted=p)])
         case.fits["flash"] = SimpleNamespace(against=against)
         assert case.is_doubtful("flash") == doubtful
     case.fits.clear()
