@@ -51,9 +51,8 @@ def expand_scale(
     """
     if scale.size == 1:
         return scale.reshape((1,) * len(shape))
-    if len(scale.shape) == len(shape) and all(
-        x in (1, y) for x, y in zip(scale.shape, shape, strict=True)
-    ):
+    whole = scale.ndim == len(shape)
+    if whole and all(x in (1, y) for x, y in zip(scale.shape, shape, strict=True)):
         return scale
     found: dict[str, Doubles] = {}
     for words, axes in _list_layouts(len(shape), layout):

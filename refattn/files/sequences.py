@@ -23,6 +23,7 @@ _Integers = npt.NDArray[np.int64]
 OFFSETS = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k")  # of sequences one after another
 LENGTHS = ("cache_seqlens", "seqlens")  # of sequences with keys in blocks
 TABLE = "block_table"
+_FAR_LARGER = 4.0  # times the largest number of keys that are seen
 SEQUENCE_ARRAYS = (*OFFSETS, TABLE, *LENGTHS)
 
 
@@ -39,9 +40,6 @@ class Sequences(NamedTuple):
     offsets: tuple[_Integers, _Integers]
     table: _Integers | None = None
     blocks: Mapping[str, Any] = MappingProxyType({})
-
-
-_FAR_LARGER = 4.0  # times the largest number of keys that are seen
 
 
 def take_sequences(

@@ -60,9 +60,9 @@ def keep_sequences(problem: Problem, sequences: Sequences, causal: bool, window:
 
 
 def _read_pages(cache: Mapping[str, Any], problem: Problem, index: Index) -> list[Doubles]:
-    """Read all pages of keys and of values that a query head may use, with scales.
+    """Read all pages of keys and of values that a query head may use, times their scales.
 
-    If pages have none of their own, those of the first key are taken.
+    Pages without scales of their own have that of the first key.
     """
     arrays, found = problem.read(index), []
     for name in "kv":  # (pages, page size, heads, size)

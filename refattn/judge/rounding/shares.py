@@ -156,8 +156,8 @@ class WeighedTile(NamedTuple):
 class CommonErrors:
     """Sums over the keys of what errors of exponentials have in common, over their size.
 
-    e^0 has no error, or always the same: the largest weights are summed apart. Where it matters
-    they are those so far.
+    e^0 has no error, or always the same: the largest weights are summed apart. With coarse
+    exponentials these are all that may have been the largest when they were computed.
     """
 
     def __init__(self, rows: int, d_v: int) -> None:
@@ -182,7 +182,7 @@ class CommonErrors:
         np.add.at(self.top[:, -1], row, share[:, 0])
 
     def of_result(self, sizes: Doubles, out: Doubles) -> Doubles:
-        """Return what errors of one sign add up to; but for the largest they average to `BIAS`."""
+        """Return what errors of one sign add up to: of the largest, and `BIAS` of others."""
         others: Doubles = BIAS * (sizes + np.abs(out))
         return others + self.top[:, :-1] + np.abs(out) * self.top[:, -1:]
 

@@ -274,8 +274,8 @@ class _Case:
     def rank(self, name: str) -> tuple[tuple[bool, ...], int, float]:
         """Rank a profile by how well it explains the numbers, and by how many rows it does not."""
         trial = self.trials[name]
-        *how, off = trial.rank(self.alpha, self.profiles[name].inputs is not None)
-        return tuple(map(bool, how)), len(name_wrong(trial.find, trial.rows, self.alpha)[0]), off
+        rank = trial.rank(self.alpha, self.profiles[name].inputs is not None)
+        return rank[:3], len(name_wrong(trial.find, trial.rows, self.alpha)[0]), rank[3]
 
     def conclude(self, name: str) -> Verdict:
         """Write the verdict by a profile."""

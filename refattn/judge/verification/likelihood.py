@@ -329,9 +329,7 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
 
 def _hear(samples: Mapping[str, ProfileSample]) -> Mapping[str, ProfileSample]:
     """Leave rows that no profile explains, if there are others, without a say: they are wrong."""
-    some = [
-        log_chernoff(x.tested, np.ones(len(x.tested))) > math.log(_CHANCE) for x in samples.values()
-    ]
+    some = [log_chernoff(x.tested, 1) > math.log(_CHANCE) for x in samples.values()]
     told = np.any(some, 0)
     if not told.any():
         return samples

@@ -190,7 +190,7 @@ def choose_suspects(whole: ProfileTrial, few: ProfileTrial, where: str) -> list[
     """Choose between what is measured in all rows and in the few that are wrong.
 
     In all rows, or those of a head, it is surer, if it is the same. In few it must leave nothing
-    but roundings, and where they are is said.
+    but roundings, and the text says where they are.
     """
     # A place among few rows says nothing, and a part of one key of many is near to any of them.
     some = [x for x in few.suspects if " of " not in x.name and (x.name != "key" or _is_whole(x))]

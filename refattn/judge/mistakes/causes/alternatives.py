@@ -12,7 +12,7 @@ import numpy as np
 
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
-from ..operators.strides import list_strides
+from ..operators.strides import PADDED_TO, list_strides
 from .changed_inputs import list_narrow, list_scales, list_undivided
 from .heads import list_other_heads
 from .masks import list_choices, list_diagonals
@@ -20,7 +20,6 @@ from .sampled import Alternative, Bias, Place, Result, Rows, Seen, attend, pad_s
 from .sequences import fill_tiles, list_packed, one_sequence, within_sequences
 
 _BLOCKS = (2, 4, 8, 16, 32, 64, 128)  # of causal attention by blocks
-_TILES = (16, 32, 64, 128)  # to which keys may be padded
 _KEY_BLOCKS = (16, 32, 64, 128, 256, 512, 1024)  # of each of which a kernel may add the sink
 _WRAPS = [2**x for x in range(4, 17)]  # where places may start again from 0
 _WRAPPED: Mapping[str, Callable[..., Place]] = {
@@ -269,7 +268,7 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
         of_keys = np.all(arrays["mask"] == arrays["mask"][:1])
         text = "lengths in the mask are rounded up to multiples of {} keys"
         text = text if of_keys else "a tile of {} keys is seen whole if the mask shows one of them"
-        for size in _TILES:
+        for size in PADDED_TO:
             yield Alternative(
                 text.format(size), problem.replaced("mask", partial(fill_tiles, size=size))
             )
@@ -292,7 +291,7 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
 def _list_bias_tiles(problem: Problem) -> Iterator[Alternative]:
     """List biases of which the first row, or a tile, is used for all."""
     n, m, _ = problem.shape
-    for size, (words, wrap) in product((1, *_TILES), _WRAPPED.items()):
+    for size, (words, wrap) in product((1, *PADDED_TO), _WRAPPED.items()):
         text = f"the bias is read as if positions of {words} were taken modulo {size}"
         if size < (m if words == "keys" else n) and (size > 1 or words == "queries"):
             text = "row 0 of the bias is used for all queries" if size == 1 else text
@@ -471,7 +470,7 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
     for width in sorted({x for x in (16, 32, 64, 128, 256) if x < d}):
         cut = problem.replaced("q", partial(_cut, width=width))
         yield Alternative(f"q . k sums the first {width} channels only", cut)
-    for size in (x for x in _TILES if x < m):
+    for size in (x for x in PADDED_TO if x < m):
         for words, factor in (("log2(e)", _LOG2E), ("the scale", problem.scale)):
             # A factor on keys is one on their scores.
             grown = problem.replaced("k", partial(_grow, size=size, by=factor))

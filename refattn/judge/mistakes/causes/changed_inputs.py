@@ -17,9 +17,9 @@ from ...rounding.norms import NORMALISED, NORMALISED_TYPES, divide_rows, list_no
 from ...rounding.problems import Index, Problem
 from .heads import list_other_heads
 from .sampled import Alternative
+from .slips import TILE_SIZES
 
 _CALLED = {"q": "queries", "k": "keys", "v": "values"}
-_TILES_OF_MEANS = (16, 32, 64, 128, 256)
 _ANGLE_BASES = (1e4, 5e5, 1e6)  # of the angles of positions
 _TURNED = {"queries and keys": "qk", "keys": "k", "queries": "q"}
 _NARROW = {  # what is done to inputs
@@ -137,7 +137,7 @@ def list_normalised(problem: Problem) -> Iterator[Alternative]:
 def list_smoothed(problem: Problem) -> Iterator[Alternative]:
     """List queries and values whose mean was taken off before, and is not added back as it was."""
     n, m, _ = problem.shape
-    for size in (*(x for x in _TILES_OF_MEANS if x < n), n) if problem.packed is None else ():
+    for size in (*(x for x in TILE_SIZES if x < n), n) if problem.packed is None else ():
         where = f" in tiles of {size}" * (size < n)
         changes = {"is taken off them, and not added back": False}
         changes |= {"is that of the first tile": True} if size < n else {}
@@ -152,7 +152,8 @@ def _move_means(_: Index, x: Doubles, size: int, first: bool) -> Doubles:
     starts = np.arange(0, len(x), size)
     sums = np.add.reduceat(x, starts, 0)
     means = sums / np.minimum(size, len(x) - starts)[:, None]
-    return x - np.repeat(means - first * means[:1], size, 0)[: len(x)]
+    back = means[:1] if first else 0.0  # what is added again
+    return x - np.repeat(means - back, size, 0)[: len(x)]
 
 
 def _round(to: Format, _: Index, x: Any, by: float = 1.0) -> Any:

@@ -109,7 +109,7 @@ def explain_backward(
     n, m, _ = back.first.forward.shape
     listings = [*_LISTINGS, *(() if own else [_list_recomputed])]
 
-    # What is fitted is tried only as long as nothing holds in all parts, and right rows as well.
+    # Fits are tried only until one cause holds in all parts, in right rows as well.
     def is_open() -> bool:
         return all(x.local or x.parts != {*failed} for x in found)
 

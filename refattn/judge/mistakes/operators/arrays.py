@@ -69,7 +69,7 @@ def _read_past(
 
 
 def _find_next(problem: Problem, index: Index) -> Index:
-    """Find the next head with keys of its own; after the last comes the first."""
+    """Find the head whose keys lie after those of this one; the first after the last."""
     shared = problem.lead[-1] // problem.key_heads if problem.key_heads else 1
     start = problem.number(index) // shared * shared + shared
     return problem.index_of(start % math.prod(problem.lead))

@@ -166,7 +166,8 @@ def list_own_limits(
         if off < _MOST_OFF * d_v * sum(len(x.got) for x in heads):
             by = {at: own + x[0] for at, x in shifts.items()}
             each = [f"{write_shift('i', c)} in head {place(at)}" for at, c in by.items()]
-            text = f"{sees} {', '.join(each[:_NAMED_HEADS])}{' and so on' * (len(each) > 3)}"
+            more = " and so on" * (len(each) > _NAMED_HEADS)
+            text = f"{sees} {', '.join(each[:_NAMED_HEADS])}{more}"
             seen = partial(_show_by_head, turn, own, by)
             yield Alternative(text, problem, partial(_show_both, show_band(free), seen))
         i, rated = np.concatenate([x[1] for x in pairs]), np.concatenate(far)

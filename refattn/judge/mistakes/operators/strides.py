@@ -13,7 +13,7 @@ import numpy as np
 from ...rounding.problems import Index, Problem
 from ..causes.sampled import Alternative
 
-_PADDED_TO = (16, 32, 64, 128)  # to which rows may be padded
+PADDED_TO = (16, 32, 64, 128)  # to which rows may be padded
 _WORD_BITS = (8, 16, 32, 64)  # bits of a mask that are one number
 _STACKED = 2**22  # numbers of an array, at most, that is read with other strides
 
@@ -58,21 +58,21 @@ def _list_mask_strides(problem: Problem) -> Iterator[Alternative]:
         start, width = parts[part]
         lengths = {
             n,
-            *(width + -width % x for x in (8, *_PADDED_TO)),
-            *(width - width % x for x in _PADDED_TO),
+            *(width + -width % x for x in (8, *PADDED_TO)),
+            *(width - width % x for x in PADDED_TO),
         }
         lengths |= {x for x in _WORD_BITS if part and x < width}
         strides = {
             f"rows of {x} numbers, not {width}": (x, m) for x in sorted(lengths - {0, width})
         }
         # Tile t is then read from the place of tile 2 t.
-        tiles = [x for x in _PADDED_TO if x < width]
+        tiles = [x for x in PADDED_TO if x < width]
         strides |= {f"steps of two tiles of {x} keys, not one": (width, x) for x in tiles}
         for words, (row, tile) in strides.items():
             read = partial(_read_strided, start=start, row=row, tile=tile)
             text = f"the {name}{part} is read with {words}"
             yield Alternative(text, problem.replaced(name, read))
-        for padded in sorted({m + -m % x for x in (8, *_PADDED_TO)} - {m}) if not part else ():
+        for padded in sorted({m + -m % x for x in (8, *PADDED_TO)} - {m}) if not part else ():
             read = partial(_read_strided, start=0, row=m, tile=m, padded=padded)
             text = f"the {name} is read with rows of {m} numbers, where they are padded to {padded}"
             yield Alternative(text, problem.replaced(name, read))
