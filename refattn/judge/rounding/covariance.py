@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ...arrays.library import Doubles
 from .head import TILE_KEYS, SoftmaxHead, count_tile_keys, finite_logs, scan_tiles
 from .roundings import BIAS, FINE, RMS, WORST, Roundings, RowErrors
-from .shares import FLUSHED, TileShares, bound_flushed
+from .shares import FLUSHED, TileShares, bound_flushed, sum_products
 from .softmax import size_of_log
 from .ties import find_ties
 from .weight_errors import relative_variance
@@ -48,7 +48,7 @@ def covariance(
     # the noise is of sums whose digits nobody knows.
     to = roundings.weights
     digits = WORST**2 if worst and roundings.scores is None else 1.0
-    ties, (one, other) = find_ties(head, i), np.tril_indices(r)
+    ties = find_ties(head, i)
     for tile in scan_tiles(head, i, 2 * TILE_KEYS):
         of = TileShares.of(tile, top).over(share)
         p = of.shares
@@ -65,13 +65,8 @@ def covariance(
                 if worst:  # over any maximum: 2 u p, as if digits were 1.0
                     step = np.maximum(step, of.keep_rounded(2 * to.unit * p))
             weights = noise + step * step / 12 * equal
-        y = v @ directions
-        if y.ndim == 3 or count < r:
-            found += (np.swapaxes(y, -1, -2) * weights[:, None, :]) @ y
-        else:  # one product for all queries, with products of columns
-            found[:, one, other] += weights @ (y[:, one] * y[:, other])
+        found += sum_products(weights, np.swapaxes(directions, -1, -2) @ v.T)
         alone += weights @ np.square(v)
-    found[:, other, one] = found[:, one, other]
     out, moved, noise = rows.out, first[:, :-1], first[:, -1:]
     if worst or roundings.scores_matter:  # else `std` has noise about v, too
         alone += noise * out * out - 2 * moved * out

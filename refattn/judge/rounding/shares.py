@@ -259,6 +259,15 @@ def in_single(x: Any) -> Any:
     return type(x)(*parts)
 
 
+def sum_products(weights: Doubles, y: Doubles) -> Doubles:
+    """Sum products of vectors y (r, keys), or others for each row, with weights: (rows, r, r)."""
+    (rows, keys), r = weights.shape, y.shape[-2]
+    if y.ndim == 3 or rows < r:
+        return np.asarray((weights[:, None, :] * y) @ np.swapaxes(y, -1, -2))
+    products = (y[:, None, :] * y).reshape(r * r, keys)  # one product for all rows
+    return (weights @ products.T).reshape(rows, r, r)
+
+
 def bound_flushed(weights: Doubles, last: Any) -> Doubles:
     """Bound how far weights of few spacings of the smallest numbers move; 0 for larger ones."""
     return np.asarray((weights < FLUSHED * last) * np.minimum(weights, last / 2))
