@@ -187,6 +187,33 @@ def test_a_fast_exponential_is_right(tokens, causal):
     assert verify(**given, explain=False, profile="flash-fast").verdict == "PASS"
 
 
+def lagging(seed, dtype, out, lag=8.0, size=3):
+    """Fast exponentials over a maximum that may be too small by such a power of 2."""
+    rng, to = np.random.default_rng(seed), FORMATS[dtype].round
+    q, k, v = (to(x * rng.standard_normal((4, y, 32))) for x, y in ((size, 48), (1, 64), (1, 64)))
+    kernel = partial(flash, base2=True, fast=2.0**-14, lag=lag, out=out)
+    got, _ = of_heads(kernel, q, k, v, dtype)
+    return {"q": q, "k": k, "v": v, "out": got, "dtype": dict.fromkeys("qkv", dtype) | {"out": out}}
+
+
+@pytest.mark.parametrize(("dtype", "out"), [("bfloat16", "bfloat16"), ("float16", "float32")])
+@pytest.mark.parametrize("profile", ["flash-fast", pytest.param(None, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(x, marks=pytest.mark.long) for x in (1, 2, 3))])
+def test_a_maximum_that_lags_is_right(seed, profile, dtype, out):
+    """The largest weight need not be 1 then, and is rounded: in many rows most of the error."""
+    given = lagging(seed, dtype, out)
+    assert verify(**given, explain=False, profile=profile).verdict == "PASS"
+
+
+def test_beside_a_maximum_that_lags_errors_are_seen():
+    """Weights above 2^8, and a row that is off by two spacings."""
+    far = lagging(0, "float16", "float32", 14.0, 8)
+    assert verify(**far, explain=False, profile="flash-fast").verdict == "FAIL"
+    given = lagging(0, "bfloat16", "bfloat16")
+    given["out"][2, 7] = FORMATS["bfloat16"].round(given["out"][2, 7] * (1 + 2.0**-6))
+    assert verify(**given, explain=False, profile="flash-fast").rows[0][0] == (2, 7)
+
+
 def test_what_a_fast_exponential_cannot_do():
     """Errors of one sign average out in a normaliser, and move the output by no factor."""
     given, single = fast(2, 96, False), FORMATS["float32"].round
