@@ -44,7 +44,7 @@ def covariance(
     first = np.zeros((count, d_v + 1))  # of noise times v, and 1
     top, lse = finite_logs(rows)
     share = np.exp(top - lse)
-    lags = roundings.lags(share)
+    lags = roundings.find_lagging(share)
     # Scores that are rounded have known spacings, and their roundings are most of the noise. Else
     # the noise is of sums whose digits nobody knows.
     to = roundings.weights
@@ -124,7 +124,7 @@ def spared_variance(
     if ties is None and not few and (to is None or roundings.normalised):
         return spared, whole
     for tile in scan_tiles(head, i, len(head.k) if few else count_tile_keys(len(rows.out))):
-        of = TileShares.of(tile, top, roundings.lags(share)).over(share)
+        of = TileShares.of(tile, top, roundings.find_lagging(share)).over(share)
         squares, variance = np.square(head.v[tile.keys]), np.zeros_like(of.gap)
         free = np.zeros(of.gap.shape, bool)
         if to is not None and roundings.normalised:
@@ -185,7 +185,7 @@ def common_along(
         sizes = np.abs(y), np.abs(y - moved)
         largest = of.find_largest() if roundings.exp > FINE else of.gap == 0
         of_largest = np.abs(moved) if keeps_one else sizes[1]
-        if keeps_one and roundings.exp > FINE:  # where it lags, none is 1
+        if keeps_one and roundings.lags:  # then none is 1
             of_largest = np.maximum(of_largest, sizes[1])
         of_each = np.where(largest[:, None, :], of_largest, BIAS * sizes[1])
         found += unit * np.einsum("ij,irj->ir", of.shares, of_each)

@@ -9,7 +9,7 @@ from ...arrays import checks
 from ...arrays.words import close
 from .formats import FORMATS, Format
 from .hardware import IEEE, UNITS, unit_for
-from .roundings import Roundings, is_power_of_two
+from .roundings import FINE, Roundings, is_power_of_two
 
 _TYPES = ["scores", "weights", "softmax", "accumulate", "out", "states", "d_weights", "d_scores"]
 
@@ -136,6 +136,7 @@ class Profile(NamedTuple):
             unit=unit,
             score_unit=unit_for(self.accumulator, of(self.inputs or "storage")),
             unrounded=self.delta == "unrounded",
+            lags=self.weights is not None and not self.normalised and self.exp > FINE,
         )
 
 

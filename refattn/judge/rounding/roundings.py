@@ -61,6 +61,7 @@ class Roundings(NamedTuple):
     again: bool = False  # whether weights that are computed again are rounded, and then used
     scaled: bool = False  # whether derivatives to scores are multiplied by the scale, then rounded
     maximum: bool = False  # whether running maxima are differentiated, too
+    lags: bool = False  # whether weights may be over less than the largest score so far
 
     @property
     def fine(self) -> bool:
@@ -75,15 +76,14 @@ class Roundings(NamedTuple):
         to, whole = self.weights, self.normalised or is_gradient
         return to is not None and whole and self.accumulate.unit * _TRIFLE < to.unit
 
-    def lags(self, share: Doubles) -> npt.NDArray[np.bool_] | None:
+    def find_lagging(self, share: Doubles) -> npt.NDArray[np.bool_] | None:
         """Tell in which queries the largest weight, of such a share, need not be 1; None for none.
 
         Fused kernels with a fast exponential may keep a maximum until a score is larger by 8 log 2.
         Weights are up to 2^8 then, and rounded, beside a weight of 1 of the key that the maximum is
         of: so all of them are at least 1 + 2^-8 times the largest.
         """
-        fused = self.weights is not None and not self.normalised
-        return share * (1 + _LAG) <= 1 if fused and self.exp > FINE else None
+        return share * (1 + _LAG) <= 1 if self.lags else None
 
     @property
     def of_log(self) -> bool:

@@ -47,7 +47,7 @@ class TileShares(NamedTuple):
 
     @classmethod
     def of(cls, tile: Tile, top: Doubles, lags: npt.NDArray[np.bool_] | None = None) -> TileShares:
-        """Take the weights of the scores of a tile, and the largest of all, by `Roundings.lags`."""
+        """Take the weights of the scores of a tile, and the largest score of all, which may lag."""
         gap = tile.scores - top
         np.minimum(gap, 0.0, out=gap)
         hidden = None if tile.visible is None else ~tile.visible

@@ -96,7 +96,7 @@ def analyse_softmax(
     cuts = None if roundings.unit is None else CutSum(roundings.unit, rows, d_v)
     for tile in scan_tiles(head, i, count_tile_keys(rows)):
         v = head.v[tile.keys]
-        of = TileShares.of(tile, top, roundings.lags(sums.whole))
+        of = TileShares.of(tile, top, roundings.find_lagging(sums.whole))
         if rounded.of_largest:  # the same weights, rounded
             assert roundings.weights is not None
             of = of.rounded(roundings.weights)

@@ -283,7 +283,12 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
             law = still_law = _Law.of(rows, error, along, find, apart)
             # A largest weight that is rounded to 1 leaves the error of e^0 to the normaliser alone.
             of_largest = roundings.exp * roundings.accumulate.unit * rows.out
-            if problem.is_mean and np.any(np.abs(of_largest) > rows.std):
+            if problem.is_mean and roundings.lags:  # or does not lag, in some rows
+                exact = roundings._replace(lags=False)
+                others = read.analyse(index, exact, i)
+                find = partial(find_covariance, read, index, exact, i, others, along)
+                still_law = _Law.of(others, error, along, find, apart, of_largest)
+            elif problem.is_mean and np.any(np.abs(of_largest) > rows.std):
                 still_law = _Law.of(rows, error, along, find, apart, of_largest)
             if roundings.unit is not None:  # its shift is known up to a factor
                 shift = allow(roundings.unit, np.broadcast_to(rows.shift, error.shape))
@@ -314,6 +319,8 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
         usual = best = np.zeros(0)
         if joint:
             usual = law.log_likelihood(1.0, 1.0, 1.0)
+            if roundings.lags:  # or not: half of both
+                usual = np.logaddexp(usual, still_law.log_likelihood(1.0, 1.0, 1.0)) - math.log(2)
             best = np.fmax(law.best(shares, least, most), still_law.best(shares, still[2], most))
         part = (
             bool(np.all(within)),
