@@ -384,7 +384,7 @@ def verify(
         parts = gather_parts(problem, read, types, {x: y.shape for x, y in got.items()}, declared)
         of_parts = {"part_out": part_out, "part_lse": part_lse, "part_keys": part_keys}
         if part_out is not None and "out" in parts:
-            parts |= pose_parts(parts["out"], of_parts)
+            parts = pose_parts(parts, of_parts)
     scaled = any(x is not None for x in (*scales.values(), normalise))
     names = name_profiles(profile, kind, inputs.types, storage, scaled, parts)
     asked = (storage, names, alpha, everything, hardware, explain, accumulate is not None, rows)
