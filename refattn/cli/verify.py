@@ -21,10 +21,10 @@ from .options import (
     hardware_option,
     installed,
     known_option,
-    layout_option,
     many_heads,
     needed,
     one_line,
+    pages_layout_option,
     plot_option,
     profile_option,
     publish,
@@ -130,7 +130,7 @@ def judging_options(command: Any) -> Any:
         profile_option,
         hardware_option("try ieee, then the others"),
     )
-    attention = causal_option, scale_option, window_option, softcap_option, layout_option
+    attention = causal_option, scale_option, window_option, softcap_option, pages_layout_option
     verdict = every, empty_rows_option, alpha_option("kernel"), no_cause, format_option
     for option in reversed((*numbers, *attention, *verdict)):
         command = option(command)
@@ -258,13 +258,13 @@ def _answer_of_files(judged_files: list[Verified], after: bool, verbose: bool) -
 
 
 def _judge_file(path: Path, *, layout: str, **options: Any) -> Verified:
-    """Judge what a file holds; if it fails and looks transposed, also in the other layout."""
+    """Judge what a file holds; if it fails and may be transposed, also in the other layout."""
     from ..judge.verification.door import try_other_layout
 
     judged = _judge_layout(path, layout=layout, **options)
 
     def judge_in(other: str) -> Verdict:
-        return _judge_layout(path, layout=other, **options).verdict
+        return _judge_layout(path, layout=other, **options | {"no_cause": True}).verdict
 
     about = judged.problem, judged.verdict, layout, judge_in
     return judged._replace(verdict=try_other_layout(*about, "--layout {}"))
@@ -304,7 +304,6 @@ def _judge_layout(
         if tensors.lead and tensors.sequences is None:
             many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
         work.expect(len(list(problem.items())))
-        work.estimate_nothing()  # how many profiles and causes are tried is not known
 
         def shown(part: Part) -> Part:
             def out(index: tuple[int, ...]) -> Any:
@@ -352,7 +351,7 @@ def _judge_layout(
 @scale_option
 @window_option
 @softcap_option
-@layout_option
+@pages_layout_option
 @click.option("--verbose", is_flag=True, help="Also print each head, and simulate known bugs.")
 @format_option
 @file_option("json", "Write all numbers, of every head.")
@@ -404,7 +403,6 @@ def tolerance_command(
                 atol=atol,
                 rtol=rtol,
                 bugs=verbose or kind in ("csv", "json") or json_path is not None,
-                announce=work.estimated,
                 track=work.track,
             )
     publish(
