@@ -15,7 +15,7 @@ from ...rounding.problems import Index, Problem
 from ..operators.strides import PADDED_TO, list_strides
 from .changed_inputs import list_narrow, list_scales, list_undivided
 from .heads import list_other_heads
-from .masks import list_choices, list_diagonals
+from .masks import list_choices, list_diagonals, list_merges
 from .sampled import Alternative, Bias, Place, Result, Rows, Seen, attend, pad_sum, show_band
 from .sequences import fill_tiles, list_packed, one_sequence, within_sequences
 
@@ -258,6 +258,8 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
             yield Alternative(text, problem.replaced(name, lambda _, x: x.T))
     if "indices" in arrays:
         yield from list_choices(problem)
+    if "part_sizes" in arrays:
+        yield from list_merges(problem)
     if "mask" in arrays and problem.packed is None:  # that of sequences is none of the user's
         yield from list_diagonals(problem)
         for by in (-2, -1, 1, 2, 3, 4):
