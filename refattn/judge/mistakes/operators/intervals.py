@@ -25,7 +25,7 @@ from ..causes.wrong_rows import Sampled, differ
 _EDGES = 128  # of intervals, at most, that are tried in pairs before they are made exact
 _TURNS = 4  # in which an edge is made exact, and then the other
 _ALIKE_EDGES = 12.0  # sum of squares of z, by which fits cannot be told apart
-_LEAST_SUM, _MOST_SCORE = 1e-9, 300.0  # of the weights, over what it was; log of a weight
+_LEAST_SUM, MOST_SCORE = 1e-9, 300.0  # of the weights, over what it was; log of a weight
 
 
 def list_lost_parts(problem: Problem) -> Iterator[Alternative]:
@@ -64,14 +64,14 @@ def list_intervals(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alt
         changes[words][..., 0] = of_sum * w + of_zero * zero
     if head.mask is not None:
         opened = score_all(head._replace(mask=None))[:, : head.keys] - exact.lse[:, None]
-        opened = np.where(head.mask, 0.0, np.exp(np.minimum(opened, _MOST_SCORE)))
+        opened = np.where(head.mask, 0.0, np.exp(np.minimum(opened, MOST_SCORE)))
         changes[""] = opened[..., None] * values
     right = np.concatenate([np.ones((len(w), 1)), exact.out], -1)
     for words, change in changes.items():
         sums = np.pad(np.cumsum(change, 1), ((0, 0), (1, 0), (0, 0)))
-        j = _find_interval(right, sums, x.got, sizes)
+        _, j = find_interval(right, sums, x.got, sizes)
         if not words:
-            yield show_tile(problem, j)
+            yield show_tile(problem, trim_interval(sums, j))
         elif words == "are left out" and 0 < j.stop - j.start < m:
             yield hide_tile(problem, j)  # hiding keys loses no digits; sums less a tile may cancel
         elif 0 < j.stop - j.start < m:
@@ -80,8 +80,10 @@ def list_intervals(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alt
             yield Alternative(text, problem, compute=lose)
 
 
-def _find_interval(right: Doubles, sums: Doubles, got: Doubles, sizes: Doubles) -> slice:
-    """Find the keys whose change brings some rows nearest to what they are."""
+def find_interval(
+    right: Doubles, sums: Doubles, got: Doubles, sizes: Doubles
+) -> tuple[float, slice]:
+    """Find the keys whose change brings some rows nearest to what they are, and how near."""
     m = sums.shape[1] - 1
 
     def rate(starts: Doubles, stops: Doubles) -> Doubles:
@@ -108,7 +110,16 @@ def _find_interval(right: Doubles, sums: Doubles, got: Doubles, sizes: Doubles) 
     for _ in range(_TURNS):
         stop = _choose_round(rate(np.array([start]), every[start + 1 :]), start + 1, m)
         start = _choose_round(rate(every[:stop], np.array([stop])), 0, m)
-    return slice(start, stop)
+    off = rate(np.array([start]), np.array([stop]))
+    return float(off[0]), slice(start, stop)
+
+
+def trim_interval(sums: Doubles, keys: slice) -> slice:
+    """Leave out keys at the ends that change nothing."""
+    moved = np.flatnonzero(np.any(np.diff(sums[:, keys.start : keys.stop + 1], axis=1), (0, 2)))
+    return (
+        slice(keys.start + int(moved[0]), keys.start + int(moved[-1]) + 1) if moved.size else keys
+    )
 
 
 def _choose_round(far: Doubles, first: int, last: int) -> int:
