@@ -33,7 +33,11 @@ _FEWEST, _NEAR_ONE = 4, 0.01  # rows that hold others, at least; factor that is 
 _MATCHED, _PART = 0.9, 0.3  # shares of wrong rows that hold others: of all, and of a part
 _HALF, _SURE, _LEAST_ERROR = 0.5, 0.2, 2e-3  # of a weight: lost or not; how sure, at most
 _SUREST = 0.12  # the same, of the surest
-_BLOCK, _MOST_BLOCKS, _MOVES_NAMED = 8, 2**12, 4  # columns that move together, and blocks, at most
+_BLOCK_COLUMNS, _MOST_BLOCKS, _MOVES_NAMED = (
+    8,
+    2**12,
+    4,
+)  # columns that move together, and blocks, at most
 _LEAST_FACTOR = 1.01  # of weights that are kept
 _OF_NO_WEIGHTS = 2.0**60  # times the largest value: an error that no factor of weights makes
 _MORE_LIKELY = 40.0  # twice the log of likelihoods, that two factors are than normal ones
@@ -310,17 +314,22 @@ def name_moved_blocks(
 ) -> list[Suspect]:
     """Name blocks of a head's result that hold what belongs elsewhere, in other columns or rows."""
     n, _, columns = problem.shape
-    if columns % _BLOCK or not _BLOCK < columns <= _MOST_BLOCKS * _BLOCK // n:
+    if (
+        columns % _BLOCK_COLUMNS
+        or not _BLOCK_COLUMNS < columns <= _MOST_BLOCKS * _BLOCK_COLUMNS // n
+    ):
         return []
     roundings, found = profile.roundings(dtype), []
     for at in map(problem.index_of, np.flatnonzero(sample.wrong.any(1))[:_HEADS].tolist()):
-        exact = problem.exact(at, roundings, slice(0, n)).reshape(-1, _BLOCK)
-        got, name = numbers.out(at).reshape(-1, _BLOCK), f"head {place(at)}"
+        exact = problem.exact(at, roundings, slice(0, n)).reshape(-1, _BLOCK_COLUMNS)
+        got, name = numbers.out(at).reshape(-1, _BLOCK_COLUMNS), f"head {place(at)}"
         wrong = np.flatnonzero(rate_rows(got, exact, sample.unit) > FAR)
         pairs = _match(name, got, wrong, {name: exact}, sample.unit)[0].get(name, [])
         if len(pairs) < _MATCHED * max(len(wrong), 1):
             return []
-        here, there = (np.stack(np.divmod(x, columns // _BLOCK), -1) for x in np.transpose(pairs))
+        here, there = (
+            np.stack(np.divmod(x, columns // _BLOCK_COLUMNS), -1) for x in np.transpose(pairs)
+        )
         moves = np.unique(there - here, axis=0)
         words = [
             _describe_move(problem.rows, here[np.all(there - here == x, -1)], x) for x in moves
@@ -335,9 +344,9 @@ def name_moved_blocks(
 
 def _describe_move(what: str, here: npt.NDArray[np.int64], move: npt.NDArray[np.int64]) -> str:
     """Say which blocks, by row and number in it, hold the numbers of so many rows later."""
-    columns = np.unique(here[:, 1])[:, None] * _BLOCK + np.arange(_BLOCK)
+    columns = np.unique(here[:, 1])[:, None] * _BLOCK_COLUMNS + np.arange(_BLOCK_COLUMNS)
     places = f"{name_span(what, np.unique(here[:, 0]))}, {name_span('columns', columns.ravel())}"
-    steps = zip((move * (1, _BLOCK)).tolist(), (what, "columns"), strict=True)
+    steps = zip((move * (1, _BLOCK_COLUMNS)).tolist(), (what, "columns"), strict=True)
     by = (f"{abs(c)} {x} {'later' if c > 0 else 'before'}" for c, x in steps if c)
     return f"{places} hold the numbers {' and '.join(by)}"
 

@@ -174,8 +174,11 @@ def explain(
         alone = search_causes(*about, strange_alone=True)
         found, sample = alone if alone[0] else ([], sample)
     if failed != "lse" and not any(x.name == _CAUSE for x in found):
-        task = problem, numbers, profiles, rest, sample
-        found = _search_columns(*task) or _search_written(*task) or found
+        found = (
+            _search_columns(problem, numbers, profiles, rest, sample)
+            or _search_written(problem, numbers, profiles, rest, sample)
+            or found
+        )
     if failed == "lse":
         share = 0.0 if found else share_of_offset(problem, sample)
         fits = [x._replace(explained=share) for x in fits if share >= _MOST]

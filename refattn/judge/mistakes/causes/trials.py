@@ -290,7 +290,6 @@ class Trials:
             lists.append(list_own_keys(problem, every, unit))
         lists += [list_reads(*x) for x in first]
         lists.append(list_blocks_of_cache(problem, few, unit))
-        lists.append(list_spans(problem, every, unit))
         lists.append(list_counted(problem, every, columns, length))
         lists.append(list_other_places(problem, self.sample))
         lists.append(self.take_nearest(list_wrong_tiles(problem)))
@@ -307,10 +306,11 @@ class Trials:
         lists.append(self.take_nearest(list_interleaved(problem)))
         lists.append(self.take_nearest(list_rounded_by_tiles(problem)))
         lists.append(list_scoped(problem, list_alternatives(problem), few, unit))
-        lists.append(list_weighted_classes(problem, every, unit, self.about[1]))
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
             known = list_edited(self.posed, known_rows(self.posed))
             lists.append(filter(self.changes, known))
+        lists.append(list_spans(problem, every, unit))
+        lists.append(list_weighted_classes(problem, every, unit, self.about[1]))
         return lists
 
     def changes(self, one: Alternative) -> bool:

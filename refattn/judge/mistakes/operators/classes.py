@@ -16,15 +16,15 @@ from ..causes.slips import TILE_SIZES, score_all
 from ..causes.wrong_rows import Sampled, finite, row_sizes, thin
 from .tiles import choose_columns, describe_keys
 
-_PERIODS = (2, 4, 8, 16, 32, 64, 48, 24, 96, 128)  # of keys of which some are a class
+_CLASS_PERIODS = (2, 4, 8, 16, 32, 64, 48, 24, 96, 128)  # of keys of which some are a class
 _ROWS_OF_CLASS, _HEADS_OF_CLASS = 32, 4
 _LEFT_BY_CLASSES = 4.0  # mean square of z, at most
 _LEAST_RANGE = 1.01  # of the numbers that weights are multiplied by
 
-Keys = npt.NDArray[np.bool_]
+KeyClass = npt.NDArray[np.bool_]
 
 
-def _weigh_rows(problem: Problem, rows: Rows) -> tuple[Doubles, Doubles, Result]:
+def _weigh_in_mean(problem: Problem, rows: Rows) -> tuple[Doubles, Doubles, Result]:
     """Return the weights of keys in their mean, (rows, keys), the values, and the exact result."""
     head = take_rows(problem, rows)
     exact = attend(head)
@@ -37,14 +37,14 @@ def list_partial_sums(
 ) -> Iterator[Alternative]:
     """List kernels whose sum of the weights lacks keys of a class: in all columns, or in some."""
     some = [x.take(thin(np.arange(len(x.got)), _ROWS_OF_CLASS)) for x in wrong[:_HEADS_OF_CLASS]]
-    parts = [_weigh_rows(problem, x.rows) for x in some]
+    parts = [_weigh_in_mean(problem, x.rows) for x in some]
     got, exact = np.concatenate([x.got for x in some]), np.concatenate([x[2].out for x in parts])
     scale = unit * row_sizes(exact)
     w, m, d = np.concatenate([x[0] for x in parts]), problem.shape[1], problem.shape[2]
-    groups = {f" of each {p}": np.arange(m) % p for p in _PERIODS if p < m}
+    groups = {f" of each {p}": np.arange(m) % p for p in _CLASS_PERIODS if p < m}
     groups[""] = np.arange(m) // TILE_SIZES[0]
 
-    def choose(sums: Doubles, columns: slice) -> Keys | None:
+    def choose(sums: Doubles, columns: slice) -> KeyClass | None:
         """Choose the classes whose sum the exact numbers would have to be divided by."""
         a, b = got[:, columns] / scale[:, columns], (exact / scale)[:, columns]
         chosen = choose_columns((sums[..., None] * a).reshape(len(sums), -1), b.ravel())
@@ -76,7 +76,7 @@ def list_partial_sums(
 
 
 def _divide_by_some(problem: Problem, lost: Doubles, rows: Rows) -> Result:
-    w, _, exact = _weigh_rows(problem, rows)
+    w, _, exact = _weigh_in_mean(problem, rows)
     return exact._replace(out=exact.out / (1 - w @ lost))
 
 
@@ -125,8 +125,8 @@ def list_weighted_classes(
     """List kernels whose weights of keys of a class have a factor of their own in each row."""
     m, heads = problem.shape[1], [x.rows.at for x in wrong]
     some = [x.take(thin(np.arange(len(x.got)), _ROWS_OF_CLASS)) for x in wrong[:_HEADS_OF_CLASS]]
-    best: list[tuple[float, str, Keys]] = []
-    for period in (x for x in _PERIODS if 2 < x < 2 * m):
+    best: list[tuple[float, str, KeyClass]] = []
+    for period in (x for x in _CLASS_PERIODS if 2 < x < 2 * m):
         for first in (0, period // 2):
             residues = np.arange(first, first + period // 2)
             keys = np.isin(np.arange(m) % period, residues)
@@ -141,16 +141,16 @@ def list_weighted_classes(
                 best.append((off, text, keys))
     for _, text, keys in sorted(best, key=lambda x: x[0])[:1]:
         factors = np.concatenate([_fit_factors(problem, keys, x.rows, x.got)[2] for x in some])
-        answer = partial(_attend_weighted, problem, keys, heads, numbers)
+        answer = partial(_attend_by_factors, problem, keys, heads, numbers)
         text += f" are multiplied by a number of each row, {np.min(factors):.3g} to "
         yield Alternative(f"{text}{np.max(factors):.3g}", problem, answer=answer)
 
 
 def _fit_factors(
-    problem: Problem, keys: Keys, rows: Rows, got: Doubles
+    problem: Problem, keys: KeyClass, rows: Rows, got: Doubles
 ) -> tuple[Result, Doubles, Doubles]:
     """Fit the number that weights of some keys are multiplied by in each row."""
-    w, v, exact = _weigh_rows(problem, rows)
+    w, v, exact = _weigh_in_mean(problem, rows)
     part, share = w[:, keys] @ v[keys], np.sum(w[:, keys], -1, keepdims=True)
     moved, rest = part - share * got, exact.out - part - (1 - share) * got
     c = -np.sum(moved * rest, -1, keepdims=True) / np.sum(moved * moved, -1, keepdims=True)
@@ -158,8 +158,8 @@ def _fit_factors(
     return exact, (exact.out + (c - 1) * part) / (1 + (c - 1) * share), c
 
 
-def _attend_weighted(
-    problem: Problem, keys: Keys, heads: Sequence[object], numbers: Numbers, rows: Rows
+def _attend_by_factors(
+    problem: Problem, keys: KeyClass, heads: Sequence[object], numbers: Numbers, rows: Rows
 ) -> Result:
     got = numbers.out(rows.at)[rows.queries]
     exact, out, _ = _fit_factors(problem, keys, rows, got)

@@ -21,7 +21,7 @@ from ..causes.wrong_rows import Sampled, row_sizes, thin
 from .intervals import MOST_SCORE, find_interval, trim_interval
 from .tiles import ScoreText, mix_keys, score_rows
 
-_MOST_SPANS, _TURNS_OF_SPANS, _ROWS_OF_SPAN, _HEADS_OF_SPAN = (
+_SPANS_OF_EACH, _TURNS_OF_SPANS, _ROWS_OF_SPAN, _HEADS_OF_SPAN = (
     2,
     3,
     8,
@@ -94,6 +94,8 @@ def _find_spans(
     m = len(some[0].rows.keys)
     if got.size * m > _NUMBERS_OF_SPAN or not all(np.all(np.isfinite(x)) for x in (got, *lse)):
         return []
+    if not np.any(got):  # rows were never written, whatever keys are
+        return []
 
     def weigh(score: ScoreText) -> Doubles:
         every = []
@@ -111,7 +113,7 @@ def _find_spans(
         if np.any(change):
             changed[score] = np.pad(np.cumsum(change, 1), ((0, 0), (1, 0), (0, 0)))
     for _ in range(_TURNS_OF_SPANS):
-        if len(spans) == _MOST_SPANS:  # the first was found beside what the second explains
+        if len(spans) == _SPANS_OF_EACH:  # the first was found beside what the second explains
             way, keys = spans.pop(0)
             total = total - changed[way][:, keys.stop] + changed[way][:, keys.start]
         fits = [(*find_interval(total, x, got, sizes), way) for way, x in changed.items()]

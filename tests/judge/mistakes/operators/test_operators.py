@@ -248,10 +248,10 @@ CASES = {
         "the sum of the weights has keys 0 to 31 of each 48 only"),
     "a sum by remainder and column": (
         lambda: by_sums((J % 8 < 4)[:, None] == (np.arange(16) % 8 < 4)),
-        "in columns between 0 and 11, the sum of the weights has keys 0 to 3 of each 8 only and in "),
+        "in columns between 0 and 11, the sum of the weights has keys 0 to 3 of each 8 "),
     "a class of weights": (
         lambda: by_sums(1, np.where((HEAD == 1) & (J % 32 < 16), np.exp(Q[..., :1]), 1)),
-        "weights of keys 16 to 31 of each 32, over those of the others, are multiplied by a number of"),
+        "weights of keys 16 to 31 of each 32, over those of the others, are multiplied by a "),
     "stale weights": (stale, "values of keys 32 to 63 meet the weights of the 32 keys before"),
     "exchanged blocks": (exchanged, "in head 0, queries 8 to 95 whose index % 16 is 8 to 15, "
         "columns 0 to 7 hold the numbers 8 queries before and 8 columns later; queries 0 to 87"),
