@@ -23,9 +23,10 @@ from ...rounding.problems import Gradient, Index, Problem
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ...verification.findings import Part
+from ..operators.maps import list_head_rules
 from .alternatives import list_alternatives
 from .fitted import Tiles, count_tiles
-from .heads import list_other_heads
+from .heads import list_by_rules
 from .sampled import Alternative, Result, Rows
 from .sequences import list_later_queries
 from .slips import LOST_TILES, TILE_SIZES, attend_by, hide_tile, list_parts, score_all
@@ -103,7 +104,7 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     for (those, edges), (said, names) in product(list_parts(forward), _OF_PARTS.items()):
         change = partial(_keep_parts, edges=edges, names=names)
         yield Candidate(f"in the backward pass {said} of {those}", change=change)
-    for (words, whose), name in product(list_other_heads(forward), LENT):
+    for (words, whose), name in product(list_head_rules(forward), LENT):
         text = f"{LENT[name]} is read from {words}"
         yield Candidate(text, read=partial(read_moved, name, partial(_move, whose)))
     for i in _list_tiles(n) if gradient.of != "dq" else ():
@@ -132,10 +133,8 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
 
 def share_like(x: Alternative, gradient: Gradient) -> Callable[[Sequence[Index]], Shares]:
     """Sum over the query heads that share a key head in an alternative."""
-    if "uses key head" not in x.text:
-        return count_once
-    assert gradient.forward.key_heads is not None
-    return partial(_deal, keys=gradient.forward.key_heads)
+    keys = gradient.forward.key_heads
+    return partial(_deal, keys=keys) if x.dealt and keys else count_once
 
 
 def _list_undivided(gradient: Gradient) -> Iterator[Candidate]:
@@ -236,11 +235,8 @@ def _list_forward(gradient: Gradient) -> list[Alternative]:
     """List alternatives of the forward pass that a backward pass may compute again."""
     forward = gradient.forward
     lost = [hide_tile(forward, j) for j in _list_tiles(forward.shape[1])]
-    groups = "uses key head"  # of others than these, gradients have other sums
-    dealt = f"query head h {groups} h % {forward.key_heads}"
-    usual = [x for x in list_alternatives(forward) if x.move is None]
-    lost += list_later_queries(forward)
-    return [*(x for x in usual if groups not in x.text or x.text == dealt), *lost]
+    usual = (x for x in (*list_alternatives(forward), *list_by_rules(forward)) if x.move is None)
+    return [*usual, *lost, *list_later_queries(forward)]
 
 
 def _list_tiles(length: int) -> list[slice]:

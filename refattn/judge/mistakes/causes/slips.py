@@ -121,37 +121,6 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
             problem,
             compute=partial(_saturate, most=float(size)),
         )
-    yield from _list_beside(problem)
-
-
-def _list_beside(problem: Problem) -> Iterator[Alternative]:
-    """List kernels that take the keys or the values of the tokens beside, or a tile away."""
-    sizes = [x for x in TILE_SIZES if 2 * x < problem.shape[1]]  # else copies of others, or a turn
-    for called, names in _OF_TOKENS.items():
-        for size, turn, ends in product((1, *sizes), (1, -1), _AT_ENDS):
-            if size > 1 and ends == AROUND:
-                continue
-            moved = problem
-            for name in names:
-                moved = moved.replaced(name, partial(move_rows, by=turn * size, ends=ends))
-            text = f"key j has the {called} of key j {'-+'[turn > 0]} {size}{ends}"
-            yield Alternative(text, moved)
-
-
-def move_rows(_: Any, x: Doubles, by: int, ends: str) -> Doubles:
-    """Take the rows that stand so many places later; where there are none, see `_AT_ENDS`."""
-    at = np.arange(len(x)) + by
-    around = x[at % len(x)]
-    return np.where(((at >= 0) & (at < len(x)))[:, None], around, _AT_ENDS[ends](x, around))
-
-
-_OF_TOKENS = {"key": "k", "value": "v", "key and value": "kv"}
-AROUND, KEPT = " (cyclically)", " (its own if there is none)"
-_AT_ENDS: Mapping[str, Callable[[Doubles, Doubles], Any]] = {
-    "": lambda own, around: 0.0,
-    AROUND: lambda own, around: around,
-    KEPT: lambda own, around: own,
-}
 
 
 def _name_tiles(size: int) -> str:
