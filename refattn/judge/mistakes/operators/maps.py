@@ -132,7 +132,7 @@ def _name_each(moved: Mapping[Index, Index | None], lead: Index) -> str:
         f"head {place(x)} {'has none' if y is None else f'from head {place(y)}'}"
         for x, y in named.items()
     ]
-    more = f" and {len(words) - _NAMED_ONE_BY_ONE} more" if len(words) > _HEADS_NAMED else ""
+    more = f" and {len(words) - _NAMED_ONE_BY_ONE} more" if len(words) > _NAMED_ONE_BY_ONE else ""
     order = _find_order(last, lead[-1]) if named is last else ""
     return ", ".join(words[:_NAMED_ONE_BY_ONE]) + more + order
 
