@@ -23,6 +23,7 @@ from .options import (
     known_option,
     layout_option,
     many_heads,
+    mistakes_option,
     needed,
     one_line,
     plot_option,
@@ -175,13 +176,7 @@ empty_rows_option = known_option(
     help="Reject numbers that only sums narrower than float32 explain, whatever the profile.",
 )
 @click.option("--no-cause", is_flag=True, help="Do not search for causes of wrong numbers.")
-@click.option(
-    "--mistakes",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
-    help="Known bugs of your own, tried first as causes: edits of the formulas, as the guide shows "
-    "(validation/site/guide/mistakes.md). The file is executed, like a file of tests.",
-)
+@mistakes_option
 @click.option("--verbose", is_flag=True, help="Print all causes, all failed tests, and remarks.")
 @format_option
 @file_option("json", "Write the verdict; for several files, a list.")

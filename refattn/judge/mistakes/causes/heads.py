@@ -14,18 +14,16 @@ import numpy.typing as npt
 from ....arrays.blocks import blocks
 from ....arrays.library import Doubles
 from ....arrays.words import place
-from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
 from ..operators.maps import HeadRule, list_group_rules, list_head_rules, list_heads_read
 from .sampled import Alternative, Result, Rows, attend, read_heads, show_band
-from .slips import TILE_SIZES, score_all
+from .slips import TILE_SIZES, weigh_keys
 from .wrong_rows import Sample, Sampled, differ, divide, row_sizes
 
 _HEADS, _ROWS = 32, 8  # that are compared with those of a wrong head, at most
 _NEUTRAL = {"mask": True, "bias": 0.0, "sinks": -math.inf}  # values that change nothing
 _COMPARED_PAIRS = 2**22  # of queries and keys, at most, of masks and biases that are compared
 _MOST_TILES = 64  # of keys, at most
-_MOST_SCORE = 300.0  # of other keys, less the log normaliser: then their weights stay finite
 _LEFT_OF_SUM = 0.1  # of the squared error, at most, that sums of heads leave
 _NO_PART = 0.02  # of a sum of heads, at most
 _MOST_FACTOR = 4.0  # of an output that is added: a larger one is another mistake
@@ -353,8 +351,3 @@ class Pages(NamedTuple):
         w = weigh_keys(head, lse)
         values = np.concatenate([head.v[: head.keys], np.ones((head.keys, 1))], -1)
         return np.stack([w[:, j] @ values[j] for j in blocks(0, head.keys, size)])
-
-
-def weigh_keys(head: SoftmaxHead, lse: Doubles) -> Doubles:
-    """Compute weights of a head's keys, (queries, keys), with log normalisers of another head."""
-    return np.exp(np.minimum(score_all(head)[:, : head.keys] - lse[:, None], _MOST_SCORE))

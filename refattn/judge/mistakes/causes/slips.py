@@ -24,6 +24,7 @@ PARTS = (2, 3, 4, 6, 8, 16)
 _PART_SIZES = (64, 128, 256, 512, 1024)  # keys of each part but the last
 LOST_TILES = TILE_SIZES[::-1]
 _LAGS = (8, 4, 2, 1)  # bits by which a maximum may grow before sums are rescaled
+_MOST_SCORE = 300.0  # of other keys, less the log normaliser: then their weights stay finite
 _LOG_OF_ZERO = math.log(2.0**-149)  # the exponential of what is below is 0 in float32
 _LOG_OF_MOST = math.log(FORMATS["float32"].largest)  # and infinite above
 
@@ -152,6 +153,12 @@ def _weigh_scores(scores: Doubles) -> tuple[Doubles, Doubles]:
     """Compute weights over the largest, and the largest scores."""
     top = np.max(scores, -1, initial=-math.inf)
     return _over(scores, top), top
+
+
+def weigh_keys(head: SoftmaxHead, lse: Doubles | None = None) -> Doubles:
+    """Compute weights of keys, (queries, keys), with log normalisers of their own or of others."""
+    own = attend(head).lse if lse is None else lse
+    return np.exp(np.minimum(score_all(head)[:, : head.keys] - own[:, None], _MOST_SCORE))
 
 
 def attend_by(scores: Doubles, v: Doubles) -> Result:

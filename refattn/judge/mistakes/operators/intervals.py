@@ -17,7 +17,7 @@ from ..causes.slips import (
     hide_tile,
     leave_without_tile,
     name_keys,
-    score_all,
+    weigh_keys,
     weigh_with_zeros,
 )
 from ..causes.wrong_rows import Sampled, differ
@@ -25,7 +25,7 @@ from ..causes.wrong_rows import Sampled, differ
 _EDGES = 128  # of intervals, at most, that are tried in pairs before they are made exact
 _TURNS = 4  # in which an edge is made exact, and then the other
 _ALIKE_EDGES = 12.0  # sum of squares of z, by which fits cannot be told apart
-_LEAST_SUM, _MOST_SCORE = 1e-9, 300.0  # of the weights, over what it was; log of a weight
+_LEAST_SUM = 1e-9  # of the weights, over what it was
 
 
 def list_lost_parts(problem: Problem) -> Iterator[Alternative]:
@@ -63,9 +63,8 @@ def list_intervals(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alt
         changes[words] = of_out * w[..., None] * values
         changes[words][..., 0] = of_sum * w + of_zero * zero
     if head.mask is not None:
-        opened = score_all(head._replace(mask=None))[:, : head.keys] - exact.lse[:, None]
-        opened = np.where(head.mask, 0.0, np.exp(np.minimum(opened, _MOST_SCORE)))
-        changes[""] = opened[..., None] * values
+        opened = weigh_keys(head._replace(mask=None), exact.lse)
+        changes[""] = np.where(head.mask, 0.0, opened)[..., None] * values
     right = np.concatenate([np.ones((len(w), 1)), exact.out], -1)
     for words, change in changes.items():
         sums = np.pad(np.cumsum(change, 1), ((0, 0), (1, 0), (0, 0)))

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ....arrays.library import Doubles
 from ...rounding.problems import Index, Problem
 from ..causes.sampled import Alternative, Result, Rows
-from ..causes.slips import score_all
+from ..causes.slips import weigh_keys
 from ..causes.wrong_rows import Sampled, row_sizes
 
 _LARGEST_WEIGHTS = 8  # of a row, whose values may be those of other keys
@@ -41,7 +41,7 @@ def list_own_keys(problem: Problem, wrong: Sequence[Sampled], unit: float) -> It
     ways: dict[str, dict[tuple[Index, int], _OwnKey]] = {}
     for x in wrong:
         exact, head = given.result(x.rows), given.head(x.rows)
-        p = np.exp(score_all(free.head(x.rows)) - exact.lse[:, None])[:, : head.keys]
+        p = weigh_keys(free.head(x.rows), exact.lse)
         mask = np.ones(p.shape, bool) if head.mask is None else head.mask[:, : head.keys]
         size, v = unit * row_sizes(exact.out), head.v[: head.keys]
         for r, query in enumerate(x.rows.queries.tolist()):
