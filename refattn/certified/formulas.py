@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 from ..arrays.library import (
@@ -16,7 +17,7 @@ from ..numbers.doubled import Pair
 from ..numbers.paired import Paired
 from ..numbers.pairs import to_pairs
 from .assumptions import require
-from .blocks import bound_of, proven
+from .blocks import bound_of, element, proven
 from .inputs import check_double, first_part
 
 
@@ -80,12 +81,15 @@ def evaluate(formula: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
 
         return formula(*map(changed, arrays), **{name: changed(x) for name, x in options.items()})
 
-    return _both(run(to_pairs), run(lambda x: library.astype(first_part(x), library.float64)))
+    return _both(
+        run(to_pairs),
+        cache(lambda: run(lambda x: library.astype(first_part(x), library.float64))),
+    )
 
 
-def _both(found: Any, near: Any) -> Any:
+def _both(found: Any, near: Callable[[], Any]) -> Any:
     if isinstance(found, tuple):
-        both = (_both(x, y) for x, y in zip(found, near, strict=True))
+        both = (_both(x, partial(element, near, i)) for i, x in enumerate(found))
         return type(found)(*both) if hasattr(found, "_fields") else tuple(both)
     if not isinstance(found, Paired):
         return found

@@ -21,6 +21,7 @@ output adds its own roundings to :math:`c |q_t| \cdot |E_t|`.
 from __future__ import annotations
 
 import math
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 from ..arrays import tokens
@@ -32,7 +33,7 @@ from ..numbers.products import FLOOR, SAFE
 from ..numbers.slices import higham_gamma
 from ..typing import Recurrent
 from .assumptions import require
-from .blocks import bound_of, proven
+from .blocks import bound_of, element, proven
 from .inputs import as_number, check_double, number_in_pairs, power_in_pairs
 
 
@@ -104,7 +105,8 @@ def recurrent_attention(
     state = pair_space(xp).broadcast_to(start, (*lead, *start.shape[-2:]))
     k1, v1, *steps, w1 = (y if y is None else y.hi for y in x)
     written: Any = v1 if w1 is None else w1 * v1
-    near = recur(Tokens(rows.hi, k1, written, *steps), state.hi, before, xp)
+    token, first = Tokens(rows.hi, k1, written, *steps), state.hi
+    near = cache(lambda: recur(token, first, before, xp))
 
     outs = [rows[..., :0, :] @ state]
     for t in range(q.shape[-2]):
@@ -112,8 +114,8 @@ def recurrent_attention(
         old, state = state, _change(_Tokens(*(y if y is None else y[at] for y in x)), state, xp)
         outs.append(_read_row(rows[at], old if before else state, xp))
     out, last = (
-        proven((*y.pair, y.e), z, xp)
-        for y, z in zip((pair_space(xp).concat(outs, axis=-2), state), near, strict=True)
+        proven((*y.pair, y.e), partial(element, near, i), xp)
+        for i, y in enumerate((pair_space(xp).concat(outs, axis=-2), state))
     )
     last = last[tokens.one_of_each(start.hi, last.ndim)]
     last = last if rows.ndim == q.ndim else last[..., 0, :, :]

@@ -62,6 +62,7 @@ from .signed import FeatureMap, Signed, Totals, attend_by_sums, merge_totals
 _AXES = (-3, -3)  # of leaves, in the two arrays of `Totals`
 _LEAF_BACK = 64  # tokens of a leaf on NumPy
 _SHARES = 4  # of the heads, at least, for threads
+_KEPT = 2**20  # features of some heads that are kept on the way forth for the way back, at most
 
 
 class PulledLinear(NamedTuple):
@@ -216,8 +217,10 @@ def _inverse(mass: Array, blind: Array, xp: Any) -> Array:
 
 def _scale_pairs(queries: Mapped, keys: Mapped, products: Array, visible: Array | None) -> Array:
     """Multiply pairs (..., c, c) by their e^log, 0 where hidden."""
-    xp = queries.xp
-    return _visible_pairs(products, queries.log, xp.matrix_transpose(keys.log), visible, xp)
+    xp, x, y = queries.xp, queries.log, keys.log
+    if is_numpy_array(products) and not (x.any() or y.any()):  # all scales are 1
+        return xp.where(visible, products, 0.0)
+    return _visible_pairs(products, x, xp.matrix_transpose(y), visible, xp)
 
 
 @fused
@@ -410,7 +413,9 @@ class _Heads:
             seen = xp.matrix_transpose(self.mask)
             k, v = _where_known(k, seen, xp), xp.where(seen, v, 0.0)
         self.k, self.ones = k, with_ones(v, xp)
-        self.scales: dict[int, tuple[Array, Array]] = {}  # of queries, by the first of a step
+        # By the first query of a step: scales of queries, and what need not be made again.
+        self.scales: dict[int, tuple[Array, Array]] = {}
+        self.kept: dict[int, _Step] = {}
 
     def pull(self, causal: bool) -> None:
         """Give the cotangents of everything."""
@@ -479,6 +484,9 @@ class _Heads:
     def forth(self, i: slice, past: Seen) -> None:
         """Let queries of a step read what is before them, which its keys are added to."""
         step, xp = self.step(i), self.xp
+        features = 2 * math.prod(step.keys.log.shape[:-1]) * self.arithmetic.width
+        if features * (len(self.kept) + 1) <= _KEPT:
+            self.kept[i.start] = step
         sums = step.keys.sums(step.ones)
         before, after = running(merge_totals, past.state, sums, _AXES, xp)
         past.add(after)
@@ -491,7 +499,8 @@ class _Heads:
 
     def back(self, i: slice, later: Seen) -> None:
         """Let keys of a step be read by its queries and by those after them."""
-        xp, step, count = self.xp, self.step(i), i.stop - i.start
+        xp, count = self.xp, i.stop - i.start
+        step = self.kept.pop(i.start, None) or self.step(i)
         queries, x = self.scaled(step.queries, step.x, i, None)
         # Leaves from last to first: `running` gives what lies before, here what comes after.
         sums = Totals(*(xp.flip(y, axis=-3) for y in queries.sums(x)))
