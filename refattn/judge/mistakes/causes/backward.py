@@ -107,12 +107,6 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     for (words, whose), name in product(list_head_rules(forward), LENT):
         text = f"{LENT[name]} is read from {words}"
         yield Candidate(text, read=partial(read_moved, name, partial(_move, whose)))
-    for i in _list_tiles(n) if gradient.of != "dq" else ():
-        for words, by in (("are left out", math.inf), ("count twice", -math.log(2))):
-            # Weights are e^(score - lse).
-            more = np.where(np.isin(np.arange(n), np.arange(i.start, i.stop)), by, 0.0)
-            text = f"queries {i.start} to {i.stop - 1} {words}"
-            yield Candidate(text, change=partial(_raise_lse, more))
     for size in (x for x in (1, *TILE_SIZES) if x < n and gradient.of != "dq"):
         last = f"tile of {size} queries" if size > 1 else "query"
         text = f"of the queries that see a key, only the last {last} counts in its sum"
@@ -256,7 +250,7 @@ def _keep_last(size: int, x: BackwardHead, y: Kept) -> HeadPass:
     return x, y._replace(lse=np.where(tile == last, y.lse[:, None], math.inf))
 
 
-def _raise_lse(by: Doubles, x: BackwardHead, y: Kept) -> HeadPass:
+def raise_lse(by: Doubles, x: BackwardHead, y: Kept) -> HeadPass:
     return x, y._replace(lse=y.lse + by)
 
 
@@ -297,13 +291,20 @@ def compute_gradient(
     back: BackwardHead, kept: Kept, of: str, scores: Callable[[Doubles], Doubles] = lambda x: x
 ) -> Doubles:
     """Compute a gradient from log normalisers and D that may be those of another problem."""
+    weights, rows = factor_gradient(back, kept, of, scores)
+    return weights @ rows
+
+
+def factor_gradient(
+    back: BackwardHead, kept: Kept, of: str, scores: Callable[[Doubles], Doubles] = lambda x: x
+) -> tuple[Doubles, Doubles]:
+    """Return the two factors of a gradient, which is a sum over keys (dq) or queries."""
     head, g, keys = back.head, back.d_out, slice(0, back.head.keys)
     tile = scan_tile(head, slice(0, len(head.q)), keys)
     k, v = head.k[keys], head.v[keys]
+    rows = {"dq": k, "dk": head.q, "dv": g}[of]
     if tile is None:
-        return np.zeros(
-            ((head.q if of == "dq" else k).shape[0], (g if of == "dv" else k).shape[-1])
-        )
+        return np.zeros((len(head.q if of == "dq" else k), len(rows))), rows
     with np.errstate(all="ignore"):
         # Where no key is seen lse is -inf, and all weights are 0.
         lse = np.where(np.isfinite(kept.lse), kept.lse, math.inf).reshape(len(kept.lse), -1)
@@ -311,9 +312,9 @@ def compute_gradient(
         p = np.exp(scores(tile.scores) - lse)
         p = p if tile.visible is None else np.where(tile.visible, p, 0.0)
         if of == "dv":
-            return np.asarray(p.T @ g)
+            return p.T, rows
         s = head.scale * p * (g @ v.T - delta) * tile.slope
-        return np.asarray(s @ k if of == "dq" else s.T @ head.q)
+        return (s if of == "dq" else s.T), rows
 
 
 class Backward:
@@ -477,6 +478,10 @@ class Backward:
     def predict_all(self, one: Candidate, of: str, sample: Sample) -> list[Doubles]:
         """Compute a gradient for the rows of a sample."""
         return [self.predict(one, of, x.rows.at, x.rows.queries) for x in sample.heads]
+
+    def predict_samples(self, of: str) -> list[Doubles]:
+        """Compute what is right in the rows of a sample."""
+        return self.predict_all(Candidate(""), of, self.samples[of])
 
     def compare(
         self, one: Candidate, of: str, sample: Sample, given: Sequence[Doubles]

@@ -20,6 +20,7 @@ from ...rounding.saved import BackwardHead
 from ...verification.empty_rows import find_unseen
 from ...verification.findings import ONLY_IN, Part, Suspect, describe_span
 from ..defects.catalogue import Mutant
+from ..operators.intervals import find_interval
 from ..operators.maps import write_shift
 from ..operators.tiles import describe_keys
 from .backward import (
@@ -33,13 +34,16 @@ from .backward import (
     Shares,
     compute_gradient,
     count_once,
+    factor_gradient,
     list_candidates,
+    raise_lse,
     read_moved,
     share_like,
 )
 from .edited import EditedHeads, as_clause, known_rows
 from .places import list_places
-from .sampled import Alternative
+from .sampled import Alternative, Rows
+from .slips import name_keys
 from .suspects import as_suspect, say_what_is_left
 from .wrong_rows import (
     Comparison,
@@ -103,7 +107,7 @@ def explain_backward(
     are wrong, of others only these `rows`.
     """
     back = Backward(parts, failed, profile, dtype, strange_alone, rows)
-    given = {of: back.predict_all(Candidate(""), of, x) for of, x in back.samples.items()}
+    given = {of: back.predict_samples(of) for of in back.samples}
     found: list[Held] = []
     few = {of: _take_largest(back.samples[of], given[of]) for of in failed}
     n, m, _ = back.first.forward.shape
@@ -228,6 +232,34 @@ def _list_recomputed(back: Backward) -> Iterator[Candidate]:
     for number, x in ((i, x) for i, x in enumerate(back.forward) if x.text):
         words = f"in the backward pass, which computes the forward pass again, {x.text}"
         yield Candidate(words, number, LSE_AND_DELTA, share=share_like(x, back.first))
+
+
+def _list_lost(back: Backward) -> Iterator[Candidate]:
+    """List gradients in whose sums queries one after another are lost, or count twice."""
+    n = back.first.forward.shape[0]
+    for of in (x for x in ("dv", "dk") if x in back.failed):
+        few, rights = _take_largest(back.samples[of], back.predict_samples(of))
+        x, right = few.heads[0].take(few.heads[0].wrong), rights[0][few.heads[0].wrong]
+        terms: Any = np.zeros((len(x.got), n, right.shape[-1] + 1))
+        for head in back.gradients[of].heads[x.rows.at] if len(x.got) else ():
+            held, kept = back.keep(of, head)
+            rows = Rows(head, np.arange(n), x.rows.queries)
+            some = held._replace(head=Alternative("", back.first.forward).head(rows))
+            weights, vectors = factor_gradient(some, kept, of)
+            terms[..., 1:] += weights[..., None] * vectors
+        whole = np.concatenate([np.ones((len(right), 1)), right], -1)
+        sizes = back.samples[of].unit * row_sizes(right)
+        for words, times in _QUERIES_COUNT.items() if len(x.got) else ():
+            sums = np.pad(np.cumsum(times * terms, 1), ((0, 0), (1, 0), (0, 0)))
+            i = find_interval(whole, sums, x.got, sizes)
+            # Weights are e^(score - lse).
+            lost = (np.arange(n) >= i.start) & (np.arange(n) < i.stop)
+            by = np.where(lost, math.inf if times < 0 else -math.log(2), 0.0)
+            text = name_keys(i, words, "query", "queries")
+            yield Candidate(text, change=partial(raise_lse, by))
+
+
+_QUERIES_COUNT = {"are left out": -1.0, "count twice": 1.0}
 
 
 def _list_weighed(back: Backward) -> Iterator[Candidate]:
@@ -541,6 +573,7 @@ def _list_rescaled(back: Backward) -> Iterator[Candidate]:
 _SCALES = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # where a fit starts
 _LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
     _list_masked,
+    _list_lost,
     Backward.list_counted,
     _list_rescaled,
     _list_shifted,

@@ -502,11 +502,11 @@ def hide_tile(problem: Problem, j: slice) -> Alternative:
     return Alternative(name_keys(j, "are left out"), problem, seen)
 
 
-def name_keys(j: slice, words: str) -> str:
+def name_keys(j: slice, words: str, one: str = "key", several: str = "keys") -> str:
     """Say something of one key, or of several."""
     if j.stop - j.start > 1:
-        return f"keys {j.start} to {j.stop - 1} {words}"
-    return f"key {j.start} {words.replace('count', 'counts', 1).replace('are', 'is', 1)}"
+        return f"{several} {j.start} to {j.stop - 1} {words}"
+    return f"{one} {j.start} {words.replace('count', 'counts', 1).replace('are', 'is', 1)}"
 
 
 def weigh_with_zeros(head: SoftmaxHead) -> tuple[Doubles, Doubles, Doubles]:

@@ -68,7 +68,7 @@ def list_intervals(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alt
     right = np.concatenate([np.ones((len(w), 1)), exact.out], -1)
     for words, change in changes.items():
         sums = np.pad(np.cumsum(change, 1), ((0, 0), (1, 0), (0, 0)))
-        j = _find_interval(right, sums, x.got, sizes)
+        j = find_interval(right, sums, x.got, sizes)
         if not words:
             yield show_tile(problem, j)
         elif words == "are left out" and 0 < j.stop - j.start < m:
@@ -79,7 +79,7 @@ def list_intervals(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alt
             yield Alternative(text, problem, compute=lose)
 
 
-def _find_interval(right: Doubles, sums: Doubles, got: Doubles, sizes: Doubles) -> slice:
+def find_interval(right: Doubles, sums: Doubles, got: Doubles, sizes: Doubles) -> slice:
     """Find the keys whose change brings some rows nearest to what they are."""
     m = sums.shape[1] - 1
 
