@@ -57,6 +57,8 @@ class Kept(NamedTuple):
 
 HeadPass = tuple[BackwardHead, Kept]
 Lookup = Callable[[Index], HeadPass]  # what a head is computed from
+OfHead = Callable[[Index], Doubles]  # d_out, D or lse
+Take = Callable[[OfHead, Index], Doubles]  # what a head reads of those of all
 Shares = Sequence[tuple[Index, float]]  # how often query heads are summed
 
 
@@ -100,13 +102,15 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     for width, (of, cut) in product(widths, _CUTS.items()):
         text = f"columns {width} to {d_v - 1} {of}"
         yield Candidate(text, change=partial(cut, width))
-    yield from (Candidate(text, change=change) for text, change in _CHANGES.items())
     for (those, edges), (said, names) in product(list_parts(forward), _OF_PARTS.items()):
         change = partial(_keep_parts, edges=edges, names=names)
         yield Candidate(f"in the backward pass {said} of {those}", change=change)
-    for (words, whose), name in product(list_head_rules(forward), LENT):
+    rules = ((x, partial(_take_head, rule)) for x, rule in list_head_rules(forward))
+    for (words, take), name in product([*_BESIDE.items(), *rules], LENT):
         text = f"{LENT[name]} is read from {words}"
-        yield Candidate(text, read=partial(read_moved, name, partial(_move, whose)))
+        yield Candidate(text, read=partial(read_elsewhere, name, take))
+    for text, (name, kept) in _OTHERWISE.items():
+        yield Candidate(text, change=partial(_keep, name, kept))
     for size in (x for x in (1, *TILE_SIZES) if x < n and gradient.of != "dq"):
         last = f"tile of {size} queries" if size > 1 else "query"
         text = f"of the queries that see a key, only the last {last} counts in its sum"
@@ -198,12 +202,6 @@ def _take_derivatives(x: BackwardHead, y: Kept, d_out: Doubles) -> HeadPass:
     return x._replace(d_out=d_out), y._replace(delta=delta)
 
 
-def _roll(name: str, by: int, x: BackwardHead, y: Kept) -> HeadPass:
-    if name == "d_out":
-        return _take_derivatives(x, y, np.roll(x.d_out, by, 0))
-    return x, y._replace(**{name: np.roll(getattr(y, name), by)})
-
-
 def _keep(name: str, of: Callable[[Kept], Doubles], x: BackwardHead, y: Kept) -> HeadPass:
     return x, y._replace(**{name: of(y)})
 
@@ -218,11 +216,10 @@ _OTHERWISE: Mapping[str, tuple[str, Callable[[Kept], Doubles]]] = {
     "weights are not divided by their sum: lse is the largest score": ("lse", lambda y: y.top),
     "weights are divided twice by their sum": ("lse", lambda y: 2 * y.lse - y.top),
 }
-_CHANGES: Mapping[str, Callable[[BackwardHead, Kept], HeadPass]] = {
-    f"{LENT[name]} is read from {words}": partial(_roll, name, by)
-    for words, by in (("the query before", 1), ("the next query", -1))
-    for name in LENT
-} | {text: partial(_keep, name, of) for text, (name, of) in _OTHERWISE.items()}
+_BESIDE: Mapping[str, Take] = {
+    "the query before": lambda get, at: np.roll(get(at), 1, 0),
+    "the next query": lambda get, at: np.roll(get(at), -1, 0),
+}
 
 
 def _list_forward(gradient: Gradient) -> list[Alternative]:
@@ -254,21 +251,19 @@ def raise_lse(by: Doubles, x: BackwardHead, y: Kept) -> HeadPass:
     return x, y._replace(lse=y.lse + by)
 
 
-def _move(whose: Callable[[Index], Index], index: Index) -> tuple[Index, int]:
-    return whose(index), 0
-
-
-def read_moved(
-    name: str, source: Callable[[Index], tuple[Index, int]], look: Lookup, at: Index
-) -> HeadPass:
-    """Read "delta", "lse" or "d_out" of another head, of queries that stand later."""
-    (back, kept), (other, shift) = look(at), source(at)
-    if (other, shift) == (at, 0):
-        return back, kept
-    theirs, left = look(other)
+def read_elsewhere(name: str, take: Take, look: Lookup, at: Index) -> HeadPass:
+    """Read d_out, D or lse of a head as `take` says, from those of all heads."""
+    back, kept = look(at)
+    x = take(lambda index: getattr(look(index)[name != "d_out"], name), at)
     if name == "d_out":
-        return _take_derivatives(back, kept, theirs.d_out)
-    return back, kept._replace(**{name: shift_rows(getattr(left, name), shift)})
+        return _take_derivatives(back, kept, x)
+    return back, kept._replace(**{name: x})
+
+
+def _take_head(
+    rule: Callable[[Index], Index], get: Callable[[Index], Doubles], at: Index
+) -> Doubles:
+    return get(rule(at))
 
 
 def shift_rows(x: Doubles, by: int) -> Doubles:

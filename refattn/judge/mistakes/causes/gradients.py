@@ -28,17 +28,17 @@ from .backward import (
     LSE_AND_DELTA,
     Backward,
     Candidate,
-    HeadPass,
     Kept,
-    Lookup,
+    OfHead,
     Shares,
     compute_gradient,
     count_once,
     factor_gradient,
     list_candidates,
     raise_lse,
-    read_moved,
+    read_elsewhere,
     share_like,
+    shift_rows,
 )
 from .edited import EditedHeads, as_clause, known_rows
 from .places import list_places
@@ -255,8 +255,9 @@ def _list_lost(back: Backward) -> Iterator[Candidate]:
             # Weights are e^(score - lse).
             lost = (np.arange(n) >= i.start) & (np.arange(n) < i.stop)
             by = np.where(lost, math.inf if times < 0 else -math.log(2), 0.0)
-            text = name_keys(i, words, "query", "queries")
-            yield Candidate(text, change=partial(raise_lse, by))
+            if not lost.all():  # else it is a factor
+                text = name_keys(i, words, "query", "queries")
+                yield Candidate(text, change=partial(raise_lse, by))
 
 
 _QUERIES_COUNT = {"are left out": -1.0, "count twice": 1.0}
@@ -383,17 +384,13 @@ def _list_other_strides(back: Backward) -> Iterator[Candidate]:
     if not forward.lead or forward.lead[-1] == 1 or math.prod(forward.lead) * n * m > _READ_PAIRS:
         return
     for (name, called), (words, take) in product(_OF_QUERIES.items(), _STRIDES.items()):
-        read = partial(_read_turned, forward.lead[-1], name, take)
+        read = partial(read_elsewhere, name, partial(_take_turned, forward.lead[-1], take))
         yield Candidate(f"{called} is read with the strides of {words}", read=read)
 
 
-def _read_turned(
-    heads: int, name: str, take: Callable[[Doubles], Doubles], look: Lookup, at: Index
-) -> HeadPass:
+def _take_turned(heads: int, turn: Callable[[Doubles], Doubles], get: OfHead, at: Index) -> Doubles:
     """Take numbers of a head from those of all heads, (heads, rows)."""
-    back, kept = look(at)
-    stack = np.stack([getattr(look((*at[:-1], h))[1], name) for h in range(heads)])
-    return back, kept._replace(**{name: take(stack)[at[-1]]})
+    return np.asarray(turn(np.stack([get((*at[:-1], h)) for h in range(heads)]))[at[-1]])
 
 
 _OF_QUERIES = {x: LENT[x] for x in ("delta", "lse")}
@@ -426,11 +423,12 @@ def _list_shifted(back: Backward) -> Iterator[Candidate]:
                 for x, (y, by) in found.items()
             )
             text = f"{called} of query i is read from another query (0 beyond the last): {words}"
-            yield Candidate(text, read=partial(read_moved, name, partial(_find_source, found)))
+            yield Candidate(text, read=partial(read_elsewhere, name, partial(_take_shifted, found)))
 
 
-def _find_source(found: Mapping[Index, tuple[Index, int]], index: Index) -> tuple[Index, int]:
-    return found.get(index, (index, 0))
+def _take_shifted(found: Mapping[Index, tuple[Index, int]], get: OfHead, at: Index) -> Doubles:
+    other, by = found.get(at, (at, 0))
+    return shift_rows(get(other), by)
 
 
 def find_shift(
@@ -521,7 +519,7 @@ def _list_solved(back: Backward) -> Iterator[Candidate]:
     rows = back.samples["dq"]._replace(columns=np.ones(0, bool))  # D is of whole rows
     where = ", ".join(list_places(problem, rows))
     text = f"D = d_out . out is {_relate(values / errors, near / errors)} in {where or 'all rows'}"
-    yield Candidate(text, read=partial(_read_solved, found))
+    yield Candidate(text, read=partial(read_elsewhere, "delta", partial(_take_solved, found)))
 
 
 def _relate(values: Doubles, near: Doubles) -> str:
@@ -539,13 +537,12 @@ def _relate(values: Doubles, near: Doubles) -> str:
     return "another number"
 
 
-def _read_solved(found: Mapping[Index, tuple[Any, Doubles]], look: Lookup, at: Index) -> HeadPass:
-    """Take D of some rows."""
-    back, kept = look(at)
-    delta = kept.delta.copy()
+def _take_solved(found: Mapping[Index, tuple[Any, Doubles]], get: OfHead, at: Index) -> Doubles:
+    """Take numbers that were found for some rows."""
+    numbers: Any = get(at).copy()
     rows, values = found.get(at, ([], 0.0))
-    delta[rows] = values
-    return back, kept._replace(delta=delta)
+    numbers[rows] = values
+    return np.asarray(numbers)
 
 
 def _list_rescaled(back: Backward) -> Iterator[Candidate]:
