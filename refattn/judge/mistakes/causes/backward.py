@@ -105,8 +105,8 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     for (those, edges), (said, names) in product(list_parts(forward), _OF_PARTS.items()):
         change = partial(_keep_parts, edges=edges, names=names)
         yield Candidate(f"in the backward pass {said} of {those}", change=change)
-    rules = ((x, partial(_take_head, rule)) for x, rule in list_head_rules(forward))
-    for (words, take), name in product([*_BESIDE.items(), *rules], LENT):
+    places: dict[str, Take] = {x: partial(_take_head, y) for x, y in list_head_rules(forward)}
+    for (words, take), name in product({**_BESIDE, **places}.items(), LENT):
         text = f"{LENT[name]} is read from {words}"
         yield Candidate(text, read=partial(read_elsewhere, name, take))
     for text, (name, kept) in _OTHERWISE.items():

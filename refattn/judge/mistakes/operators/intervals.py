@@ -69,8 +69,10 @@ def list_intervals(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alt
     for words, change in changes.items():
         sums = np.pad(np.cumsum(change, 1), ((0, 0), (1, 0), (0, 0)))
         j = find_interval(right, sums, x.got, sizes)
-        if not words:
-            yield show_tile(problem, j)
+        if head.mask is not None and not words:
+            hidden = np.flatnonzero(~head.mask[:, j].all(0)) + j.start  # from some row
+            if len(hidden):
+                yield show_tile(problem, slice(int(hidden[0]), int(hidden[-1]) + 1))
         elif words == "are left out" and 0 < j.stop - j.start < m:
             yield hide_tile(problem, j)  # hiding keys loses no digits; sums less a tile may cancel
         elif 0 < j.stop - j.start < m:
@@ -124,5 +126,4 @@ def show_tile(problem: Problem, j: slice) -> Alternative:
         usual = band(x) if x.mask is None else band(x) & x.mask
         return np.asarray(usual | ((x.j >= j.start) & (x.j < j.stop)))
 
-    text = f"keys {j.start} to {j.stop - 1} are not masked"
-    return Alternative(text, problem, seen, among=False)
+    return Alternative(name_keys(j, "are not masked"), problem, seen, among=False)
