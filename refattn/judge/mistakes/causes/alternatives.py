@@ -14,7 +14,7 @@ from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
 from ..operators.strides import PADDED_TO, list_strides
 from .changed_inputs import list_narrow, list_scales, list_undivided
-from .choices import list_choices
+from .choices import list_choices, list_merges
 from .sampled import Alternative, Bias, Place, Result, Rows, Seen, attend, pad_sum, show_band
 from .sequences import fill_tiles, list_packed, one_sequence, within_sequences
 
@@ -248,6 +248,8 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
             yield Alternative(text, problem.replaced(name, lambda _, x: x.T))
     if "indices" in arrays:
         yield from list_choices(problem)
+    if "part_sizes" in arrays:
+        yield from list_merges(problem)
     if "mask" in arrays and problem.packed is None:  # that of sequences is none of the user's
         # A mask that is the same for all queries tells how long sequences are.
         of_keys = np.all(arrays["mask"] == arrays["mask"][:1])

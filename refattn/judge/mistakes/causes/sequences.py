@@ -361,8 +361,9 @@ def list_hidden(problem: Problem) -> Iterator[Alternative]:
         yield Alternative(text, problem, answer=partial(_spoil, problem))
         text = "the mask of keys also hides queries, whose rows are 0"
         yield Alternative(text, problem, answer=partial(_hide_queries, problem))
-        causal = problem.without("mask")._replace(causal=True)
-        yield Alternative("the mask is ignored, and attention is causal", causal)
+        if not problem.causal:
+            causal = problem.without("mask")._replace(causal=True)
+            yield Alternative("the mask is ignored, and attention is causal", causal)
     if problem.causal and problem.packed is None:
         text = "a query sees its last key and those after it, not those before"
         yield Alternative(text, problem, lambda x: x.ahead >= 0)

@@ -64,7 +64,7 @@ def _stay_within(of: Callable[[Places], Places], ends: str, count: int, x: Place
     return np.where((at >= 0) & (at < count), at, _ENDS[ends](at, x, count))
 
 
-def _take_places(x: Doubles, at: Places, axis: int = 0) -> Doubles:
+def _take_or_zero(x: Doubles, at: Places, axis: int = 0) -> Doubles:
     """Take rows or columns, zeros from nowhere."""
     kept = np.expand_dims(at != _NOWHERE, 1 - axis) if x.ndim > 1 else at != _NOWHERE
     return np.where(kept, np.take(x, at, axis), 0.0)
@@ -75,7 +75,7 @@ def _read_past(
 ) -> Doubles:
     """Read rows of a head and the one after it at other places."""
     own, other = (problem.read(y)[name] for y in (index, _find_next(problem, index)))
-    return _take_places(
+    return _take_or_zero(
         np.concatenate([own, other]), _stay_within(of, "", 2 * len(own), np.arange(len(own)))
     )
 
@@ -116,11 +116,11 @@ def _list_placed(problem: Problem, x: Sampled) -> Iterator[Placed]:
         return attend_by(every, np.concatenate([v, rest[1]])).out
 
     def read(names: str, j: Places) -> Doubles:
-        scores = _take_places(wide, j, 1) if "k" in names else bare
-        return attend(scores, bias, _take_places(both, j) if "v" in names else v)
+        scores = _take_or_zero(wide, j, 1) if "k" in names else bare
+        return attend(scores, bias, _take_or_zero(both, j) if "v" in names else v)
 
     def rescale(scales: Mapping[str, Doubles], j: Places) -> Doubles:
-        by = {name: _take_places(x, j) / x for name, x in scales.items()}
+        by = {name: _take_or_zero(x, j) / x for name, x in scales.items()}
         values = v * by.get("v", 1.0)
         return (
             of_scores(head.q, head.k[:m] * by["k"], values)
@@ -138,17 +138,17 @@ def _list_placed(problem: Problem, x: Sampled) -> Iterator[Placed]:
         yield Placed(called, True, partial(read, names), change, next_heads)
     of_queries = partial(_read_rows, problem, "q")
     yield Placed(
-        "query", False, lambda i: of_scores(_take_places(arrays["q"], i), head.k[:m]), of_queries
+        "query", False, lambda i: of_scores(_take_or_zero(arrays["q"], i), head.k[:m]), of_queries
     )
     if "bias" in arrays:
         whole, change = arrays["bias"], partial(_read_rows, problem, "bias")
         yield Placed(
             "bias",
             True,
-            lambda j: attend(bare, _take_places(bias, j, 1), v),
+            lambda j: attend(bare, _take_or_zero(bias, j, 1), v),
             partial(change, axis=1),
         )
-        yield Placed("bias", False, lambda i: attend(bare, _take_places(whole, i), v), change)
+        yield Placed("bias", False, lambda i: attend(bare, _take_or_zero(whole, i), v), change)
     # One scale for the whole array has no token that it could be read from instead.
     scaled = [x for x in "kv" if len(arrays.get(f"{x}_scale", ())) == m]
     for names in dict.fromkeys(("".join(scaled), *scaled)) if scaled else ():
@@ -165,7 +165,7 @@ def _read_rows(
     """Read the rows of some arrays, or the columns of a bias, at other places."""
     for name in (names,) if len(names) > 2 else names:
         problem = problem.replaced(
-            name, lambda _, y: _take_places(y, of(np.arange(y.shape[axis])), axis)
+            name, lambda _, y: _take_or_zero(y, of(np.arange(y.shape[axis])), axis)
         )
     return problem
 
@@ -180,4 +180,4 @@ def _move_scale(
     problem: Problem, called: str, of: Callable[[Places], Places], index: Index, y: Doubles
 ) -> Doubles:
     scale = problem.read(index)[called]
-    return np.asarray(y / scale * _take_places(scale, of(np.arange(len(y)))))
+    return np.asarray(y / scale * _take_or_zero(scale, of(np.arange(len(y)))))

@@ -45,7 +45,7 @@ def wrong_row(given, at, key, way):
         ("lost", KEYS, "a key is left out of each wrong row: key 7 in query 5, key 60 in query 40"),
         ("twice", KEYS, "a key counts twice in each wrong row: key 7 in query 5, key 60 in"),
         ("seen", (16, 40, 64), "a hidden key is seen in each wrong row: key 16 in query 5, key 40"),
-        ("weighed", KEYS, "a key counts in the sum of the weights only in each wrong row: key 7 in"),
+        ("weighed", KEYS, "a key counts in the sum of the weights only in each wrong row: key 7"),
         ("another", None, "a key has the value of another in each wrong row: key"),
     ],
 )
