@@ -14,11 +14,11 @@ from ....arrays.words import place
 from ...rounding.problems import Index, Problem
 from ...verification.findings import name_span
 from ..causes.changed_inputs import list_scales
-from ..causes.heads import list_other_heads
 from ..causes.sampled import Alternative, Result, Rows
 from ..causes.slips import attend_by
 from ..causes.wrong_rows import Sampled, row_sizes, thin
-from .intervals import MOST_SCORE, find_interval, trim_interval
+from .intervals import find_interval
+from .maps import list_head_rules
 from .tiles import ScoreText, mix_keys, score_rows
 
 _SPANS_OF_EACH, _TURNS_OF_SPANS, _ROWS_OF_SPAN, _HEADS_OF_SPAN = (
@@ -28,6 +28,7 @@ _SPANS_OF_EACH, _TURNS_OF_SPANS, _ROWS_OF_SPAN, _HEADS_OF_SPAN = (
     4,
 )  # of a batch member or head
 _NUMBERS_OF_SPAN = 2**22  # of sums of keys, at most
+_LARGEST_LOG = 300.0  # of weights, which stay finite
 _LEFT_BY_SPANS = 9.0  # mean square of z, at most
 
 
@@ -50,7 +51,7 @@ def _list_versions(problem: Problem) -> Iterator[Alternative]:
         for name in names:
             zero = zero.replaced(name, lambda _, x: 0 * x)
         yield Alternative(f"{words} are read as 0", zero)
-        for other, at in list_other_heads(problem):
+        for other, at in list_head_rules(problem):
             text = f"{words} are those of {other}"
             yield Alternative(text, problem.with_arrays_of(names, at))
     yield from list_scales(problem)
@@ -101,7 +102,7 @@ def _find_spans(
         every = []
         for x, of_row in zip(some, lse, strict=True):
             s, v = score(x.rows)
-            of_keys = np.exp(np.minimum(s - of_row, MOST_SCORE))[..., None]
+            of_keys = np.exp(np.minimum(s - of_row, _LARGEST_LOG))[..., None]
             every.append(of_keys * np.pad(v, ((0, 0), (1, 0)), constant_values=1.0))
         return np.concatenate(every)
 
@@ -123,8 +124,16 @@ def _find_spans(
         total = total + changed[way][:, keys.stop] - changed[way][:, keys.start]
         spans.append((way, keys))
         if off < _LEFT_BY_SPANS * got.size:
-            return [_Span(words[x], x, trim_interval(changed[x], y)) for x, y in spans]
+            return [_Span(words[x], x, _trim_span(changed[x], y)) for x, y in spans]
     return []
+
+
+def _trim_span(sums: Doubles, keys: slice) -> slice:
+    """Leave out keys at the ends that change nothing."""
+    moved = np.flatnonzero(np.any(np.diff(sums[:, keys.start : keys.stop + 1], axis=1), (0, 2)))
+    return (
+        slice(keys.start + int(moved[0]), keys.start + int(moved[-1]) + 1) if moved.size else keys
+    )
 
 
 def _read_spans(right: ScoreText, found: Mapping[Index, Sequence[_Span]], rows: Rows) -> Result:
