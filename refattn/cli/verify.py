@@ -22,6 +22,7 @@ from .options import (
     installed,
     known_option,
     many_heads,
+    mistakes_option,
     needed,
     one_line,
     pages_layout_option,
@@ -182,13 +183,7 @@ def judging_options(command: Any) -> Any:
     is_flag=True,
     help="Reject numbers that only sums narrower than float32 explain, whatever the profile.",
 )
-@click.option(
-    "--mistakes",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
-    help="Known bugs of your own, tried first as causes: edits of the formulas, as the guide shows "
-    "(validation/site/guide/mistakes.md). The file is executed, like a file of tests.",
-)
+@mistakes_option
 @click.option("--verbose", is_flag=True, help="Print all causes, all failed tests, and remarks.")
 @file_option("json", "Write the verdict; for several files, a list.")
 @file_option("html", "Write the verdict as a standalone page.")
