@@ -286,9 +286,9 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
             if problem.is_mean and roundings.lags:  # most maxima do not, and any may not
                 exact = roundings._replace(lags=False)
                 others = read.analyse(index, exact, i)
-                find = cache(partial(find_covariance, read, index, exact, i, others, along))
-                usual_law = _Law.of(others, error, along, find, apart)
-                still_law = _Law.of(others, error, along, find, apart, of_largest)
+                once = cache(partial(find_covariance, read, index, exact, i, others, along))
+                usual_law = _Law.of(others, error, along, once, apart)
+                still_law = _Law.of(others, error, along, once, apart, of_largest)
             elif problem.is_mean and np.any(np.abs(of_largest) > rows.std):
                 still_law = _Law.of(rows, error, along, find, apart, of_largest)
             if roundings.unit is not None:  # its shift is known up to a factor
