@@ -131,31 +131,83 @@ def explain(
     verdict = verdict._replace(worst=worst)
     if verdict.verdict != "FAIL":
         return verdict
-    failed = failed_part(verdict.tests, verdict.alpha)
-    strange_alone = _is_right_where_finite(numbers, verdict)
-    fits = [] if strange_alone else name_factors(problem, tidy_fits(verdict, failed))
+    fits = tidy_fits(verdict, failed_part(verdict.tests, verdict.alpha))
+    fits = [] if _is_right_where_finite(numbers, verdict) else name_factors(problem, fits)
+    if problem.kind == "scores" and problem.derived is None:
+        return _explain_scores(problem, numbers, verdict, profiles, fits, mistakes)
     if problem.kind == "recurrent":
-        roundings = by.roundings(verdict.dtype)
-        named = explain_states(problem, numbers, roundings)
-        return verdict._replace(suspects=[*named, *fits])
-    if problem.derived is not None:
-        near = verdict.z.largest < _NEAR_ORDERS
+        found = [*explain_states(problem, numbers, by.roundings(verdict.dtype))]
+    elif problem.derived is not None:
         found = [as_suspect(f"agrees if {x}") for x in list_like(problem, numbers.out)]
-        remarks = [*verdict.remarks, *[_ORDERS] * near]
-        return verdict._replace(suspects=[*found, *fits], remarks=remarks)
-    if problem.kind != "scores":
+        near = verdict.z.largest < _NEAR_ORDERS
+        verdict = verdict._replace(remarks=[*verdict.remarks, *[_ORDERS] * near])
+    else:
         # Features have no scores: where products are positive, their logarithms stand for these.
         found = list(_explain_features(problem, numbers, profiles, verdict))
         if scored := as_scores(problem, by.roundings(verdict.dtype)):
-            worst_at = verdict.worst.where if verdict.worst else ()
             posed = problem if problem.kind == "map" else None  # texts draw features otherwise
             mine = mistakes if posed else ()
-            task = scored, numbers, profiles, verdict.dtype, "out", worst_at
+            task = scored, numbers, profiles, verdict.dtype, "out", worst.where if worst else ()
             more, sample = search_causes(*task, mistakes=mine, posed=posed)
             found = found or [*_in_weights(more)]
             verdict = verdict._replace(place=describe_place(scored, sample, verdict))
-        return verdict._replace(suspects=[*found, *fits])
-    where = verdict.worst.where if verdict.worst else ()
+    return verdict._replace(suspects=[*found, *fits])
+
+
+def _explain_scores(
+    problem: Problem,
+    numbers: Numbers,
+    verdict: Verdict,
+    profiles: Mapping[str, Profile],
+    fits: Sequence[Suspect],
+    mistakes: Sequence[Mutant],
+) -> Verdict:
+    """Put causes and fits in order; if there are none, say what the wrong numbers are."""
+    by = profiles.get(verdict.by, next(iter(profiles.values())))
+    of_out = failed_part(verdict.tests, verdict.alpha) != "lse"
+    found, fits, sample = _search_scores(problem, numbers, verdict, profiles, fits, mistakes)
+    exact = [Alternative("", problem).result(x.rows).out for x in sample.heads]
+    few = list_few_rows(verdict) if of_out and not _is_right_where_finite(numbers, verdict) else ()
+    if few and not tell_causes(sample, exact):
+        found, fits = [], []
+    fits = _drop_said_better(fits)
+    if fits and not sample.wrong.any():  # a coarse rounding would show in single rows
+        found = [x for x in found if not rounds_weights(x.text)]
+    suspects = order_suspects(found, fits)
+    cut = [x for x in fits if x.name.startswith("truncated") and abs(x.estimate - 1) < _AS_CUT]
+    if cut and verdict.z.rms**2 * (1 - cut[0].explained) < _SMALL_REST:
+        suspects = [*cut, *(x for x in suspects if x not in cut)]
+    holds = any(x.name == _CAUSE for x in suspects)
+    # All zeros, or NaN in every row, is said as it is: what explains them in part does not matter.
+    suspects = suspects if holds else name_trivial(verdict) or suspects
+    seen = list(list_seen(problem, sample, exact)) if of_out and not holds else []
+    if suspects:  # numbers that these explain, if in part, were written
+        seen = [x for x in seen if "as if" not in x]
+    seen += list(remark_stale(problem, numbers, sample)) if of_out and not suspects else []
+    strange = list(remark_normalisers(problem, numbers))
+    remarks = [*seen, *verdict.remarks, *strange, *remark_zeros(problem, numbers, sample)]
+    if of_out and not holds:
+        copies = name_copies(problem, numbers, sample, by, verdict.dtype)
+        if copies and (copies[0].name == _CAUSE or not suspects):
+            suspects, remarks = copies, [x for x in remarks if x not in seen]
+        suspects = suspects or name_dropout(problem, sample)
+    suspects = suspects or name_seen([*sample.remarks, *strange, *verdict.remarks, *seen])
+    place = describe_place(problem, sample, verdict)
+    return verdict._replace(suspects=suspects, place=place, remarks=remarks)
+
+
+def _search_scores(
+    problem: Problem,
+    numbers: Numbers,
+    verdict: Verdict,
+    profiles: Mapping[str, Profile],
+    fits: Sequence[Suspect],
+    mistakes: Sequence[Mutant],
+) -> tuple[list[Suspect], list[Suspect], Sample]:
+    """Search causes of a failed output; return them, fits beside them, and the sample."""
+    failed, worst = failed_part(verdict.tests, verdict.alpha), verdict.worst
+    strange_alone = _is_right_where_finite(numbers, verdict)
+    where = worst.where if worst else ()
     where = (*where, 0) if where and failed == "lse" else where  # of a row, any column
     rest = verdict.dtype, failed, where, bool(fits)
     known = _IN_FLOAT32[1] if _IN_FLOAT32[0] in " ".join(verdict.remarks) else ""
@@ -164,10 +216,10 @@ def explain(
         known = grid if abs(worst.got - worst.exact) < gap else ""
     rows = () if failed == "lse" or strange_alone else list_few_rows(verdict)
     if rows:  # others are right by this profile
+        by = profiles.get(verdict.by, next(iter(profiles.values())))
         profiles = {verdict.by: by, **profiles}
     about = problem, numbers, profiles, *rest
     found, sample = search_causes(*about, strange_alone, known, mistakes, rows)
-    fits = [] if known else fits
     if sample.apart and not any(x.name == _CAUSE for x in found):
         # Numbers that are wrong were searched first; those that are NaN may have another cause.
         alone = search_causes(*about, strange_alone=True)
@@ -177,35 +229,7 @@ def explain(
     if failed == "lse":
         share = 0.0 if found else share_of_offset(problem, sample)
         fits = [x._replace(explained=share) for x in fits if share >= _MOST]
-    exact = [Alternative("", problem).result(x.rows).out for x in sample.heads]
-    if rows and not tell_causes(sample, exact):
-        found, fits = [], []
-    fits = _drop_said_better(fits)
-    if fits and not sample.wrong.any():  # a coarse rounding would show in single rows
-        found = [x for x in found if not rounds_weights(x.text)]
-    suspects = order_suspects(found, fits)
-    cut = [x for x in fits if x.name.startswith("truncated") and abs(x.estimate - 1) < _AS_CUT]
-    if cut and verdict.z.rms**2 * (1 - cut[0].explained) < _SMALL_REST:
-        suspects = [*cut, *(x for x in suspects if x not in cut)]
-    holds = any(x.name == "convention" for x in suspects)
-    # All zeros, or NaN in every row, is said as it is: what explains them in part does not matter.
-    suspects = suspects if holds else name_trivial(verdict) or suspects
-    at = describe_place(problem, sample, verdict)
-    seen = [] if failed == "lse" or holds else list(list_seen(problem, sample, exact))
-    if suspects:  # numbers that these explain, if in part, were written
-        seen = [x for x in seen if "as if" not in x]
-    seen += [] if failed == "lse" or suspects else list(remark_stale(problem, numbers, sample))
-    strange = list(remark_normalisers(problem, numbers))
-    remarks = [*seen, *verdict.remarks, *strange, *remark_zeros(problem, numbers, sample)]
-    copies = []
-    if failed != "lse" and not holds:
-        copies = name_copies(problem, numbers, sample, by, verdict.dtype)
-    if copies and (copies[0].name == _CAUSE or not suspects):
-        suspects, remarks = copies, [x for x in remarks if x not in seen]
-    if not suspects and failed != "lse":
-        suspects = name_dropout(problem, sample)
-    suspects = suspects or name_seen([*sample.remarks, *strange, *verdict.remarks, *seen])
-    return verdict._replace(suspects=suspects, place=at, remarks=remarks)
+    return found, [] if known else [*fits], sample
 
 
 def _search_columns(

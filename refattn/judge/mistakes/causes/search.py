@@ -147,6 +147,10 @@ def suspect_alternative(words: str, one: Explained, trials: Trials) -> Suspect:
     name = "convention" if one.holds else "convention in part"
     if words.startswith("precision is lost"):
         name = "roundings"
+    wrong = (trials.sample.wrong.any(1), [x.wrong.any() for x in trials.sample.heads])
+    more = int(np.sum(wrong[0])) - int(np.sum(wrong[1]))  # heads that were not taken
+    if one.alternative.named and more:
+        words = f"{words} (and {more} more heads)"
     if trials.sample.remarks:
         words = f"{words}, and {' and '.join(trials.sample.remarks)}"
     suspect = as_suspect(f"{start} {words}{there}", one.share, name)

@@ -164,3 +164,20 @@ def test_no_key_counts_more_than_wholly_or_less_than_nothing(values):
     found = verify(**attention(CAUSAL, values(np.roll(V, -1, 1)), causal=True))
     assert found.verdict == "FAIL"
     assert not any("of its weight" in x.text for x in found.suspects)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        ([1, 0, 3, 2, 5, 4, 7, 6], "other heads: head 0 from head 1, .* (and 4 more heads)"),
+        ([1, 2, 3, 4, 5, 6, 7, 0], "the next head"),
+        ([0] * 8, "the first head"),
+    ],
+)
+def test_many_heads_are_named_by_a_rule_or_counted(order, words):
+    q, k, v, _ = draw(7, heads=8, n=48)
+    text = verify(**given(fused(scores(q, k[order]), v)[0], (q, k, v))).suspects[0].text
+    start, _, end = f"agrees if keys are read from {words}".partition(".*")
+    assert text.startswith(start)
+    assert text.endswith(end)
