@@ -26,7 +26,6 @@ from ...verification.findings import (
     Part,
     Suspect,
     name_number,
-    name_span,
 )
 from ...verification.verdict import Verdict, list_few_rows
 from ...verification.worst import find_worst
@@ -36,7 +35,7 @@ from ..operators.exponentials import is_of_weights, rounds_weights
 from ..operators.grids import find_grid
 from .alternatives import list_alternatives
 from .edited import list_like
-from .fitted import name_copies, name_dropout
+from .fitted import name_copies, name_dropout, name_moved_blocks
 from .gradients import explain_backward
 from .normalisers import share_of_offset
 from .places import (
@@ -51,10 +50,10 @@ from .places import (
     remark_zeros,
 )
 from .sampled import Alternative
-from .search import search_causes
+from .search import search_causes, search_columns, search_written
 from .states import explain_states
 from .suspects import as_suspect, say_what_is_left
-from .wrong_rows import FEWEST_NUMBERS, Sample, tell_causes
+from .wrong_rows import Sample, tell_causes
 
 ERRORS: tuple[type[Exception], ...] = (ArithmeticError, LookupError, TypeError, ValueError)
 _LOG = logging.getLogger(__name__)
@@ -187,7 +186,8 @@ def _explain_scores(
     strange = list(remark_normalisers(problem, numbers))
     remarks = [*seen, *verdict.remarks, *strange, *remark_zeros(problem, numbers, sample)]
     if of_out and not holds:
-        copies = name_copies(problem, numbers, sample, by, verdict.dtype)
+        taken = problem, numbers, sample, by, verdict.dtype
+        copies = name_copies(*taken) or name_moved_blocks(*taken)
         if copies and (copies[0].name == _CAUSE or not suspects):
             suspects, remarks = copies, [x for x in remarks if x not in seen]
         suspects = suspects or name_dropout(problem, sample)
@@ -225,37 +225,12 @@ def _search_scores(
         alone = search_causes(*about, strange_alone=True)
         found, sample = alone if alone[0] else ([], sample)
     if failed != "lse" and not any(x.name == _CAUSE for x in found):
-        found = _search_columns(problem, numbers, profiles, rest, sample) or found
+        part = problem, numbers, profiles, rest, sample
+        found = search_columns(*part) or search_written(*part) or found
     if failed == "lse":
         share = 0.0 if found else share_of_offset(problem, sample)
         fits = [x._replace(explained=share) for x in fits if share >= _MOST]
     return found, [] if known else [*fits], sample
-
-
-def _search_columns(
-    problem: Problem,
-    numbers: Numbers,
-    profiles: Mapping[str, Profile],
-    rest: tuple[str, str, Index, bool],
-    sample: Sample,
-) -> list[Suspect]:
-    """Search causes in the wrong columns alone, without those that are 0."""
-    got = [x.got[x.wrong] for x in sample.heads]
-    written = np.any(np.concatenate(got), 0) if got else sample.columns
-    kept = sample.columns & written
-    few = np.sum(sample.wrong) * np.sum(kept) < FEWEST_NUMBERS  # any cause is near these
-    if kept.all() or not kept.any() or few:
-        return []
-    alone = problem.replaced("v", lambda _, v: v[:, kept])
-    alone = alone._replace(shape=(*problem.shape[:2], int(np.sum(kept))))
-    of_kept = numbers._replace(out=lambda at: numbers.out(at)[:, kept], lse=None)
-    dtype, failed, where, sized = rest
-    where = (*where[:-1], int(np.sum(kept[: where[-1]])) % alone.shape[2]) if where else where
-    found, _ = search_causes(alone, of_kept, profiles, dtype, failed, where, sized)
-    spans = [np.flatnonzero(x) for x in (sample.columns, sample.columns & ~written)]
-    some, zero = (name_span("columns", x) if len(x) else "" for x in spans)
-    there = f"{ONLY_IN}{some}" * (not sample.columns.all()) + f", and {zero} are 0" * bool(zero)
-    return [x._replace(text=x.text + there) for x in found if x.name == _CAUSE]
 
 
 @_ends_no_verdict("verdicts")
