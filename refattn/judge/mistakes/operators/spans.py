@@ -76,8 +76,9 @@ def list_spans(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Itera
         found[at] = _find_spans(right, ways, some, unit)
         if not found[at]:
             return
-    answer = partial(_read_spans, right, found)
-    yield Alternative(_name_spans(problem, found), problem, answer=answer)
+    if found:  # there are wrong rows
+        answer = partial(_read_spans, right, found)
+        yield Alternative(_name_spans(problem, found), problem, answer=answer)
 
 
 def _find_spans(
