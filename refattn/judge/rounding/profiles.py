@@ -9,7 +9,7 @@ from ...arrays import checks
 from ...arrays.words import close
 from .formats import FORMATS, Format
 from .hardware import IEEE, UNITS, unit_for
-from .roundings import FINE, Roundings, is_power_of_two
+from .roundings import Roundings, is_power_of_two
 
 _TYPES = ["scores", "weights", "softmax", "accumulate", "out", "states", "d_weights", "d_scores"]
 
@@ -53,9 +53,7 @@ class Profile(NamedTuple):
     exp : float
         Largest error of an exponential before it is rounded, in unit roundoffs of `accumulate`. The
         error of e^0 and a sixteenth of every other error are systematic, the rest random; of a sum
-        of weights an eighth, and all if these are within a power of 2. If it is above 32, weights
-        that are rounded before the division may be over a maximum that is smaller by 8 log 2 at
-        most, as kernels with a fast exponential rescale their sums only where that is needed.
+        of weights an eighth, and all if these are within a power of 2.
     d_weights : str or None
         Type of the derivatives with respect to the weights, d_out . v, in a backward pass.
     d_scores : str or None
@@ -82,6 +80,9 @@ class Profile(NamedTuple):
     maximum : bool
         Whether a backward pass differentiates the running maximum of the scores, too. That
         derivative is 0; what rounding leaves of it goes to the keys with the largest scores.
+    lags : bool
+        Whether a fused kernel rescales its sums only if the running maximum has grown by more than
+        8 log 2, so that weights may be up to 2^8 when they are rounded.
     accumulator : str or None
         Name of the hardware whose matrix units truncate sums of products of 16-bit and of 8-bit
         numbers, one of `hardware.UNITS`. With None or "ieee" sums are rounded.
@@ -108,6 +109,7 @@ class Profile(NamedTuple):
     scaled: bool = False
     scale_first: tuple[float, float] = (0.0, 0.0)
     maximum: bool = False
+    lags: bool = False
 
     @property
     def reading(self) -> tuple[str, tuple[float, float]] | None:
@@ -136,7 +138,6 @@ class Profile(NamedTuple):
             unit=unit,
             score_unit=unit_for(self.accumulator, of(self.inputs or "storage")),
             unrounded=self.delta == "unrounded",
-            lags=self.weights is not None and not self.normalised and self.exp > FINE,
         )
 
 
@@ -160,6 +161,8 @@ PROFILES: Mapping[str, Profile] = {
     # Fused: weights over the largest are rounded, with a good exponential or a fast one (a cubic).
     "flash": _FUSED,
     "flash-fast": _FUSED_FAST,
+    # The same, with sums that are rescaled only where that is needed (only if it is named).
+    "flash-lazy": _FUSED_FAST._replace(lags=True),
     # The same, but that gradients are summed by blocks, after which sums are rounded.
     "flash-256": _FUSED_FAST._replace(parts=(256, 512)),
     "flash-64": _FUSED_FAST._replace(parts=(64, 512)),

@@ -49,6 +49,7 @@ FAMILIES = (
         "flash",
         "upcast",
         "flash-fast",
+        "flash-lazy",
         "recomputed",
         *OF_BACKWARD,
         *_OF_MAXIMA,

@@ -280,16 +280,10 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
         if joint:
             along, apart = directions(index), bool(np.any(shares < 1))
             find = partial(find_covariance, read, index, roundings, i, rows, along)
-            law = still_law = usual_law = _Law.of(rows, error, along, find, apart)
+            law = still_law = _Law.of(rows, error, along, find, apart)
             # A largest weight that is rounded to 1 leaves the error of e^0 to the normaliser alone.
             of_largest = roundings.exp * roundings.accumulate.unit * rows.out
-            if problem.is_mean and roundings.lags:  # most maxima do not, and any may not
-                exact = roundings._replace(lags=False)
-                others = read.analyse(index, exact, i)
-                once = cache(partial(find_covariance, read, index, exact, i, others, along))
-                usual_law = _Law.of(others, error, along, once, apart)
-                still_law = _Law.of(others, error, along, once, apart, of_largest)
-            elif problem.is_mean and np.any(np.abs(of_largest) > rows.std):
+            if problem.is_mean and np.any(np.abs(of_largest) > rows.std):
                 still_law = _Law.of(rows, error, along, find, apart, of_largest)
             if roundings.unit is not None:  # its shift is known up to a factor
                 shift = allow(roundings.unit, np.broadcast_to(rows.shift, error.shape))
@@ -319,7 +313,7 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
         most = np.maximum(_mean(np.where(known, np.square(rows.worst / rows.std), 0.0)), WORST**2)
         usual = best = np.zeros(0)
         if joint:
-            usual = usual_law.log_likelihood(1.0, 1.0, 1.0)
+            usual = law.log_likelihood(1.0, 1.0, 1.0)
             best = np.fmax(law.best(shares, least, most), still_law.best(shares, still[2], most))
         part = (
             bool(np.all(within)),

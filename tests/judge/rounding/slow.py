@@ -146,7 +146,7 @@ def row(case, kernel, i):
         if (to := kernel.weights) is not None:
             if kernel.normalised:
                 x.rounded = uniform(step(to, x.p))
-            elif x.gap < 0 or (kernel.exp > 32 and total >= 1 + 2.0**-8):
+            elif x.gap < 0 or (kernel.lags and total >= 1 + 2.0**-8):
                 # Over the largest; a running maximum may have been another, or lag by 2^8.
                 x.rounded = uniform(step(to, x.weight) * whole)
                 widest = max(step(to, x.weight) * whole, 2 * to.unit * x.p)
