@@ -345,6 +345,7 @@ TABLE = {  # of profiles: a kernel, and the types of its inputs
     "flash": (flash, NARROW),
     "upcast": (partial(plain, weights=True), NARROW),
     "flash-fast": (partial(flash, base2=True, fast=2.0**-14), NARROW),
+    "flash-lazy": (partial(flash, base2=True, fast=2.0**-14, lag=8.0), NARROW),
     "eager": (partial(plain, scores=True, weights=True), NARROW),
     "eager-narrow": (partial(plain, scores=True, weights=True, softmax=True), NARROW),
     "tf32": (partial(flash, weights="tfloat32", tile=32), WIDE),
