@@ -32,11 +32,12 @@ from ...verification.verdict import Verdict, list_few_rows
 from ...verification.worst import find_worst
 from ...verification.z_scores import mean_square
 from ..defects.catalogue import Mutant
+from ..operators.copies import name_copies
 from ..operators.exponentials import is_of_weights, rounds_weights
 from ..operators.grids import find_grid
 from .alternatives import list_alternatives
 from .edited import list_like
-from .fitted import name_copies, name_dropout
+from .fitted import name_dropout
 from .gradients import explain_backward
 from .normalisers import share_of_offset
 from .places import (
@@ -77,7 +78,7 @@ _FEATURE_MAPS: Mapping[str, Callable[[Any], Any]] = {  # that are mistaken for o
 }
 _FACTS = re.compile(  # that say what numbers are
     r"all numbers are|times as large|exact row times a number|holds? NaN|see no key|log normaliser|"
-    "the last tile was never"
+    "the last tile was never|the exact ones and others"
 )
 _SURE_ERRORS = 4.0  # by which a size is surely not 0
 _FACTOR_ROWS = 24  # by which a factor of a gradient is sought
