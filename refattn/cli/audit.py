@@ -76,7 +76,6 @@ def audit_command(
     declared = {name: x for name, x in options.items() if x is not None}
     interruption = None
     with one_line(False), Work("Trying") as work:
-        work.estimate_nothing()  # a bug that is compiled may take as long as many others
         try:
             found = audit_test(test, kernel, declared, work.track)
         except Interrupted as error:

@@ -171,7 +171,7 @@ def _compare(
 ) -> tuple[*_Published, BaseException | None]:
     """Measure every estimator at every S, or those until an interruption, which it returns."""
     from ..arrays.threads import Interrupted
-    from ..compare.measured import SLOW, few_queries, measure, seconds_of_exact
+    from ..compare.measured import SLOW, few_queries, measure
     from ..files.arrays import find_sample
     from ..registry import DEFAULT
     from .show import comparisons, plots
@@ -179,7 +179,6 @@ def _compare(
     draws, per_head = options["draws"] or 3, options["per_head"]
     bundled, interruption = path == find_sample(), None
     with Work("Comparing") as work:
-        work.at_least(seconds_of_exact(**arrays, draws=draws))
         try:
             comparison = measure(
                 **arrays,
@@ -191,7 +190,6 @@ def _compare(
                 causal=options["causal"],
                 queries=None if options["all_queries"] else few_queries(arrays["q"], arrays["k"]),
                 slowest=None if options["estimators"] else SLOW,
-                announce=work.estimated,
                 track=work.track,
             )
         except Interrupted as error:
@@ -211,14 +209,11 @@ def _recommend(
 ) -> _Published:
     """Predict errors from moments, and measure the S that each estimator needs if asked."""
     from ..compare import plan, search, study
-    from ..compare.advice import foreseen
     from ..compare.measured import names
     from .show import advice, plots
 
     scale, searched, planned = options["scale"], None, None
     with Work("Studying") as work:
-        least = foreseen(**arrays, scale=scale)
-        work.at_least(least)
         if options["measured"]:
             planned = plan(
                 *arrays.values(),
@@ -229,7 +224,6 @@ def _recommend(
                 seed=options["seed"],
                 most=options["most"],
             )
-        work.estimated(least + (planned.seconds if planned else 0.0))
         studied = study(
             **arrays,
             sizes=options["features"],

@@ -349,6 +349,15 @@ layout_option = known_option(
     show_default=True,
     help="Order of the axes in FILE: heads before tokens, or after them.",
 )
+pages_layout_option = known_option(
+    "--layout",
+    known=lambda: needed("files.sequences").LAYOUTS,
+    metavar="[bhnd|bnhd|hnd]",
+    default="bhnd",
+    show_default=True,
+    help="Order of the axes in FILE: heads before tokens, or after them; hnd if heads come before "
+    "tokens in the blocks of a block_table only.",
+)
 
 
 def _list_profiles() -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""How far work is, and how long it will take: on standard error, on a terminal and elsewhere."""
+"""How far work is: on standard error, on a terminal and elsewhere."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from rich.progress import (
 
 from .streams import drop_unread
 
-LONG = 10.0  # seconds; what takes longer is announced
 FIRST = 1.5  # seconds to the first line where there is no terminal,
 _EVERY = 30.0  # and between the others
-_SOON = 1.0  # seconds after which the rest is estimated from what is done
+_SOON = 1.0  # seconds after which the limit of time is printed,
+_LONG = 10.0  # if it is longer
 
 
 def notice(text: str) -> None:
@@ -53,13 +53,12 @@ class Work:
     """A piece of work, named by a word, that says how far it is.
 
     On a terminal there is a bar with the time so far, and else a line soon and then now and then,
-    whether parts end or not; what is estimated to take over `LONG` seconds is announced on both.
-    `tick` counts its parts: `total`, if that is known, and more may follow.
+    whether parts end or not. No time is estimated: parts that are done do not tell how long others
+    take. `tick` counts parts: `total`, if that is known, and more may follow.
     """
 
     def __init__(self, description: str, total: int = 0) -> None:
         self.description, self.total, self.done = description, total, 0
-        self.announced, self._first = False, 0.0
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -93,33 +92,12 @@ class Work:
             wait, passed = _EVERY, time.monotonic() - self._start
             counted = self.total and self.done <= self.total
             count = f"{self.done} of {self.total}" if counted else "not yet done"
-            self._say(f"{self.description}: {count} after {spell(passed)}")
+            notice(f"{self.description}: {count} after {spell(passed)}")
 
     def expect(self, total: int) -> None:
         """Set the number of parts, once it is known."""
         self.total = total
         self._bar.update(self._task, total=total or None)
-
-    def estimated(self, seconds: float) -> None:
-        """Announce the time that is left, if it is long."""
-        if not self.announced and seconds > LONG:
-            self._say(f"estimated time: about {spell(seconds)}")
-        self.announced = True
-
-    def estimate_nothing(self) -> None:
-        """Announce no time: the parts that are done do not tell how long the others take."""
-        self.announced = True
-
-    def at_least(self, seconds: float) -> None:
-        """Print at once that the work is long, before its time is estimated."""
-        if seconds > LONG:
-            self._say(f"estimated time: over {spell(seconds)}")
-
-    def _say(self, text: str) -> None:
-        if self._bar.disable:
-            notice(text)
-        else:
-            self._bar.console.print(text, highlight=False, markup=False)
 
     def track(self, items: Sequence[Any]) -> Iterable[Any]:
         """Count items as they are done."""
@@ -134,17 +112,6 @@ class Work:
         """Count one part as done."""
         self.done += 1
         self._bar.update(self._task, completed=min(self.done, self.total))
-        now = time.monotonic()
-        passed = now - self._start
-        if self.done == 1:
-            self._first = passed  # which also imports: another part takes less
-        others = self.done - 1
-        soon = passed > (_SOON if others else LONG)
-        if not self.announced and soon and self.done < self.total:
-            each = (passed - self._first) / others if others else passed
-            whole = passed + each * (self.total - self.done)
-            if whole > LONG:  # parts that follow may take longer: what is short is said later
-                self.estimated(whole)
 
 
 def checking(checks: Sequence[Any], most: float = 0.0) -> Iterator[Any]:
@@ -182,7 +149,7 @@ def checking(checks: Sequence[Any], most: float = 0.0) -> Iterator[Any]:
 
 def _announced(checks: Sequence[Any], most: float) -> Iterator[Any]:
     """Print the limit of time once, to the file itself."""
-    start, silent = time.monotonic(), most > LONG
+    start, silent = time.monotonic(), most > _LONG
     for check in checks:
         if silent and time.monotonic() - start > _SOON:
             silent = False

@@ -17,8 +17,8 @@ from .options import (
     file_option,
     format_option,
     hardware_option,
-    layout_option,
     one_line,
+    pages_layout_option,
     profile_option,
     publish,
     scale_option,
@@ -54,7 +54,7 @@ _PATH = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
 @scale_option
 @window_option
 @softcap_option
-@layout_option
+@pages_layout_option
 @empty_rows_option
 @click.option("--bitwise", is_flag=True, help="Fail if any bit differs.")
 @click.option("--all", "everything", is_flag=True, help="Verify all rows of large files.")

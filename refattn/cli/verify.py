@@ -21,10 +21,10 @@ from .options import (
     hardware_option,
     installed,
     known_option,
-    layout_option,
     many_heads,
     needed,
     one_line,
+    pages_layout_option,
     plot_option,
     profile_option,
     publish,
@@ -154,7 +154,7 @@ empty_rows_option = known_option(
 @scale_option
 @window_option
 @softcap_option
-@layout_option
+@pages_layout_option
 @known_option(
     "--normalise",
     known=lambda: needed("judge.rounding.norms").NORMALISED,
@@ -252,13 +252,13 @@ def _answer_of_files(judged_files: list[Verified], after: bool, verbose: bool) -
 
 
 def _judge_file(path: Path, *, layout: str, **options: Any) -> Verified:
-    """Judge what a file holds; if it fails and looks transposed, also in the other layout."""
+    """Judge what a file holds; if it fails and may be transposed, also in the other layout."""
     from ..judge.verification.door import try_other_layout
 
     judged = _judge_layout(path, layout=layout, **options)
 
     def judge_in(other: str) -> Verdict:
-        return _judge_layout(path, layout=other, **options).verdict
+        return _judge_layout(path, layout=other, **options | {"no_cause": True}).verdict
 
     about = judged.problem, judged.verdict, layout, judge_in
     return judged._replace(verdict=try_other_layout(*about, "--layout {}"))
@@ -298,7 +298,6 @@ def _judge_layout(
         if tensors.lead and tensors.sequences is None:
             many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
         work.expect(len(list(problem.items())))
-        work.estimate_nothing()  # how many profiles and causes are tried is not known
 
         def shown(part: Part) -> Part:
             def out(index: tuple[int, ...]) -> Any:
@@ -346,7 +345,7 @@ def _judge_layout(
 @scale_option
 @window_option
 @softcap_option
-@layout_option
+@pages_layout_option
 @click.option("--verbose", is_flag=True, help="Also print each head, and simulate known bugs.")
 @format_option
 @file_option("json", "Write all numbers, of every head.")
@@ -398,7 +397,6 @@ def tolerance_command(
                 atol=atol,
                 rtol=rtol,
                 bugs=verbose or kind in ("csv", "json") or json_path is not None,
-                announce=work.estimated,
                 track=work.track,
             )
     publish(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,7 +20,7 @@ from ..attention import softmax_attention
 from ..registry import ESTIMATORS
 from ..sampling import Gaussian
 from ..theory.attention import features_to_hold, features_to_reach
-from .measured import REFUSALS, exact_and_size, places
+from .measured import exact_and_size, places
 
 PARTS = ("mean_norm", "trace", "condition", "effective_rank")  # of moments.Summary
 QUANTILES = {"quantile_5": 0.05, "quantile_50": 0.5, "quantile_95": 0.95}
@@ -33,8 +31,6 @@ EXACT = "exact attention"
 # Columns that narrow pages leave out, the first of them first.
 _DROPPED = {"quantile_5": 1, "quantile_95": 1, "effective_rank_q": 2, "effective_rank_k": 2,
             "condition_q": 3, "condition_k": 3, "SDERF": 4, "OPRF": 5}  # fmt: skip
-_LITTLE = 2**21  # pairs of query and key that take no time to speak of
-_PART = 512  # rows that times are estimated by
 
 
 class Choice(NamedTuple):
@@ -303,38 +299,6 @@ def study(
         error_of_mean=error_of_mean,
         **{part: stacked(part) for part in parts},
     )
-
-
-def foreseen(q: Floats, k: Floats, v: Floats | None = None, *, scale: float | None = None) -> float:
-    """Estimate how many seconds `study` takes: a + b m^2 for each head, from two parts of one.
-
-    0 where there is little to do.
-
-    >>> import refattn
-    >>> from refattn import compare
-    >>> compare.advice.foreseen(*refattn.load_sample())
-    0.0
-    """
-    n, m = q.shape[-2], k.shape[-2]
-    heads = math.prod(grouped_lead(q, k, k))
-    if heads * n * m <= _LITTLE:
-        return 0.0
-    head = [x[(0,) * (x.ndim - 2)] for x in (q, k, v) if x is not None]
-
-    def timed(rows: int) -> float:
-        start = time.perf_counter()
-        with suppress(*REFUSALS):
-            study(*(x[:rows] for x in head), scale=scale)
-        return time.perf_counter() - start
-
-    timed(2)  # what is imported first does not count
-    most = min(m, _PART)
-    time_of_head = timed(most)
-    if m > most:
-        half = most // 2
-        slope = max(0.0, time_of_head - timed(half)) / (most**2 - half**2)
-        time_of_head += slope * (m**2 - most**2)
-    return float(heads * time_of_head)
 
 
 def split_heads(

@@ -9,7 +9,6 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,8 +30,6 @@ REFUSALS = (ValueError, MemoryError, OverflowError)  # what an estimator may not
 
 QUADRATIC_PAIRS = 2**19  # of query and key, for estimators that take n m S
 QUADRATIC_QUERIES = 32  # of a head, at least
-_TIMED_SIZE = 64  # times are estimated at S up to this, if there is any
-_TIMED_PAIRS = 2**20  # times are estimated on heads with at most so many, one at least
 SLOW = 100  # times the multiply-adds of exact attention: more are left out unless named
 
 
@@ -272,11 +269,11 @@ def pose(
     (2, 2, 4)
     """
     qkv.check(q, k, v, causal=causal)
-    inputs = _without_exact(q, k, v, scale, causal, seed)
+    q, k, v = (to_host(x, None) for x in (q, k, v))
+    scale = qkv.scale_or_default(scale, q.shape[-1], positive=True)
     checks.non_negative_integer("seed", seed)
-    wide = (x.astype(np.float64) for x in (inputs.q, inputs.k, inputs.v))
-    exact, size = exact_and_size(*wide, scale=inputs.scale, causal=causal)
-    return inputs._replace(exact=exact, size=size)
+    wide = (x.astype(np.float64) for x in (q, k, v))
+    return Inputs(q, k, v, scale, causal, seed, *exact_and_size(*wide, scale=scale, causal=causal))
 
 
 def on_some(inputs: Inputs, queries: int) -> Inputs:
@@ -308,45 +305,6 @@ def few_queries(q: Floats, k: Floats) -> int | None:
     return most if most < q.shape[-2] else None
 
 
-def seconds(inputs: Inputs, record: Estimator, sizes: Sequence[int | None], draws: int) -> float:
-    """Estimate the time of an estimator at all sizes, as a straight line from one S to another.
-
-    It is measured at the least S and another up to 64, on some of the heads.
-    """
-    low = min(x or 1 for x in sizes)
-    high = max((x for x in sizes if x and x <= _TIMED_SIZE), default=low)
-    few = _some_heads(inputs)
-    times = []
-    for x in (low, high) if high > low else (low,):
-        with suppress(*REFUSALS):
-            samples = None if sizes[0] is None else x
-            times.append(_time_once(partial(_evaluate_draw, few, record, samples)))
-    if not times:
-        return 0.0
-    share = math.prod(inputs.q.shape[:-2]) / max(1, math.prod(few.q.shape[:-2]))
-    slope = max(0.0, times[-1] - times[0]) / max(1, high - low)
-    return share * draws * sum(times[0] + slope * ((x or 1) - low) for x in sizes)
-
-
-def _time_once(evaluate: Callable[[int], Any]) -> float:
-    evaluate(0)  # the first is not timed
-    start = time.perf_counter()
-    evaluate(0)
-    return time.perf_counter() - start
-
-
-def _some_heads(inputs: Inputs) -> Inputs:
-    """Take heads of few pairs of query and key, without exact attention."""
-    q, k, v = inputs[:3]
-    pairs = q.shape[-2] * k.shape[-2]
-    lead = q.shape[:-2]
-    if math.prod(lead) * pairs <= _TIMED_PAIRS or k.shape[:-2] != lead or v.shape[:-2] != lead:
-        return inputs
-    most = max(1, _TIMED_PAIRS // pairs)
-    q, k, v = (x.reshape(-1, *x.shape[-2:])[:most] for x in (q, k, v))
-    return inputs._replace(q=q, k=k, v=v)
-
-
 def names() -> list[str]:
     """List the estimators that approximate softmax attention, in the order of the registry."""
     return [x.name for name, x in ESTIMATORS.items() if x.approximates and x.name == name]
@@ -366,7 +324,6 @@ def measure(
     causal: bool = False,
     queries: int | None = None,
     slowest: int | None = None,
-    announce: Callable[[float], None] | None = None,
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Comparison:
     r"""Measure the error of estimators relative to exact attention, and their time.
@@ -397,8 +354,6 @@ def measure(
         measured on this many queries of each head, evenly spaced; on all by default.
     slowest : int, optional
         Skip estimators at S above this, if they take S times the multiply-adds of exact attention.
-    announce : callable, optional
-        Called first with an estimate of the time in seconds.
     track : callable
         Wraps the sequence of measurements, for example to show progress.
 
@@ -439,9 +394,6 @@ def measure(
     words = f"over {slowest} times the multiply-adds of exact attention"
     skipped = [Skipped(x.name, s, words, words) for x, s in slow]
     cases = [x for x in cases if x not in slow]
-    if announce is not None:
-        unposed = _without_exact(q, k, v, scale, causal, seed)
-        announce(_estimate_seconds(unposed, cases, draws, queries))
     inputs = pose(q, k, v, scale=scale, causal=causal, seed=seed)
     few = on_some(inputs, queries) if queries is not None and queries < q.shape[-2] else None
     wide, zero = (x.astype(np.float64) for x in (inputs.k, inputs.v)), np.zeros(inputs.q.shape)
@@ -524,39 +476,6 @@ def _skipped(inputs: Inputs, record: Estimator, samples: int | None, reason: str
     if samples is not None and samples > min(n, m) and not record.has("unlimited-size"):
         limit = f"at most {n} here" if n == m else f"more than the {n} queries or {m} keys"
     return Skipped(record.name, samples, reason, limit)
-
-
-def _without_exact(
-    q: Floats, k: Floats, v: Floats, scale: float | None, causal: bool, seed: int
-) -> Inputs:
-    """Check the scale, bring arrays to NumPy, and leave exact attention out: for times."""
-    q, k, v = (to_host(x, None) for x in (q, k, v))
-    none, scale = np.empty(0), qkv.scale_or_default(scale, q.shape[-1], positive=True)
-    return Inputs(q, k, v, scale, causal, seed, none, none)
-
-
-def seconds_of_exact(q: Floats, k: Floats, v: Floats, draws: int) -> float:
-    """Estimate the time of exact attention in a comparison, twice in float64, from some rows."""
-    qkv.check(q, k, v)
-    _check_some(q, k, v)
-    inputs = _without_exact(q, k, v, None, False, 0)
-    most = max(1, _TIMED_PAIRS // k.shape[-2])
-    few = _some_heads(inputs._replace(q=q[..., places(q.shape[-2], most), :]))
-    share = math.prod(q.shape[:-1]) / max(1, math.prod(few.q.shape[:-1]))
-    return (draws + 5) * share * _time_once(lambda draw: softmax_attention(*few[:3]))
-
-
-def _estimate_seconds(inputs: Inputs, cases: _Cases, draws: int, queries: int | None) -> float:
-    """Estimate the time of a comparison, with that of exact attention."""
-    n, total = inputs.q.shape[-2], seconds_of_exact(*inputs[:3], draws)
-    taken = places(n, queries or QUADRATIC_QUERIES)
-    part = inputs._replace(q=inputs.q[..., taken, :], causal=False)
-    share = 1.0 if queries is not None else n / part.q.shape[-2]
-    for record in {x.name: x for x, _ in cases}.values():
-        tried = [s for x, s in cases if x.name == record.name]
-        asked, times = (part, share) if on_part(record) else (inputs, 1.0)
-        total += times * seconds(asked, record, tried, draws)
-    return float(total)
 
 
 def _evaluate_draw(inputs: Inputs, record: Estimator, samples: int | None, draw: int) -> Floats:

@@ -26,7 +26,6 @@ from .measured import (
     places,
     pose,
     record_of,
-    seconds,
 )
 
 PAIRS = 2**21  # estimators are measured on heads with at most so many pairs of query and key
@@ -66,7 +65,7 @@ class Candidate(NamedTuple):
 
 @held()
 class Plan(NamedTuple):
-    """The estimators, arrays and sizes to measure, and the estimated time: see `plan`.
+    """The estimators, arrays and sizes to measure: see `plan`.
 
     Attributes
     ----------
@@ -78,8 +77,6 @@ class Plan(NamedTuple):
         Number of queries of each head for estimators whose time grows with n m S.
     target, draws, seed, most
         The arguments of `plan`; `most` is the number that is used.
-    seconds : float
-        Estimated time, at most: for all S up to `most`.
     problems : dict
         By estimator, the arrays on which it is measured.
     """
@@ -91,7 +88,6 @@ class Plan(NamedTuple):
     draws: int
     seed: int
     most: int
-    seconds: float
     problems: dict[str, Inputs]
 
 
@@ -156,7 +152,6 @@ class Search(NamedTuple):
         rows = self.tables()[0].rows
         return {
             **{x: getattr(self.plan, x) for x in ("heads", "draws", "seed", "most")},
-            "estimated_seconds": self.plan.seconds,
             "recommended": self.ranking[0],
             "estimators": [
                 {
@@ -185,7 +180,7 @@ def plan(
     seed: int = 0,
     scale: float | None = None,
 ) -> Plan:
-    """Choose what `search` measures estimators on, and estimate how long it will take.
+    """Choose what `search` measures estimators on.
 
     At least one head is used, and more up to a total of `PAIRS` pairs of query and key. An
     estimator whose time grows with n m S, and whose queries are independent of each other, is
@@ -244,14 +239,8 @@ def plan(
     whole = pose(q, k, v, scale=scale, seed=seed)
     part = on_some(whole, queries)
     problems = {x.name: part if on_part(x) else whole for x in records}
-    planned = Plan(
-        *([head[0] for head in heads], lead, queries, target, draws, seed, most, 0.0, problems)
-    )
-    times = (
-        seconds(problems[x.name], x, _list_sizes(planned, x), _count_draws(planned, x))
-        for x in records
-    )
-    return planned._replace(seconds=sum(times))
+    taken_heads = [head[0] for head in heads]
+    return Plan(taken_heads, lead, queries, target, draws, seed, most, problems)
 
 
 def _list_sizes(planned: Plan, record: Estimator) -> list[int | None]:

@@ -114,9 +114,8 @@ def read_npz(path: Path, names: Iterable[str]) -> tuple[dict[str, Floats], list[
         with zipfile.ZipFile(stream) as archive:
             members = contents.list_members(archive)
             wanted = {name: members[name] for name in names if name in members}
-            contents.must_fit(
-                {name: contents.read_size(archive, name, x) for name, x in wanted.items()}
-            )
+            sizes = {name: contents.read_size(archive, name, x) for name, x in wanted.items()}
+            contents.must_fit(sizes, path.stat().st_size)
             arrays = {name: _read_member(archive, name, x) for name, x in wanted.items()}
         return arrays, [one_word(name) for name in members]
 

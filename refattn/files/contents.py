@@ -15,6 +15,7 @@ from ..arrays.words import one_word
 
 _MOST_AXES = 64
 _LONGEST_HEADER = 1 << 16  # bytes of a header, which takes about 100
+_MUCH, _MOST_TIMES = 10**8, 200  # bytes, and times what is stored of them
 _OTHER_FILES = {
     stat.S_ISCHR: "a device",
     stat.S_ISBLK: "a device",
@@ -36,6 +37,8 @@ def must_be_a_file(path: Path) -> None:
         raise ValueError(f"cannot read {str(path)!r}: {what}, not a regular file")
     if not found.st_size:  # so are the files by which a kernel talks, which may wait for ever
         raise ValueError(f"cannot read {str(path)!r}: the file is empty")
+    if blocks := getattr(found, "st_blocks", 0):  # 0 where the system does not count them
+        _must_be_stored(f"cannot read {str(path)!r}: it", found.st_size, 512 * blocks)
 
 
 def list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
@@ -84,11 +87,21 @@ def must_have_axes(name: str, shape: Sequence[int]) -> None:
         raise ValueError(f"`{name}` has {len(shape)} axes, of which NumPy has {_MOST_AXES} at most")
 
 
-def must_fit(sizes: Mapping[str, int]) -> None:
-    """Refuse arrays that take more memory than there is."""
+def _must_be_stored(what: str, size: int, stored: int) -> None:
+    """Refuse what is nearly all zeros that are not stored: it may take any time to read."""
+    if size > max(_MUCH, _MOST_TIMES * stored):
+        raise ValueError(
+            f"{what} would take {size / 1e9:.4g} GB, of which {stored / 1e6:.3g} MB are stored; "
+            "the rest is zeros; if they are meant, write them all, as numpy.savez does"
+        )
+
+
+def must_fit(sizes: Mapping[str, int], stored: int) -> None:
+    """Refuse arrays that take more memory than there is, or far more than is stored."""
     needed, free = sum(sizes.values()), free_memory()
+    names = ", ".join(f"`{name}`" for name in sizes)
+    _must_be_stored(names, needed, stored)
     if needed > free:
-        names = ", ".join(f"`{name}`" for name in sizes)
         raise ValueError(
             f"{names} take {needed / 1e9:.4g} GB, and {free / 1e9:.3g} GB of memory are free"
         )

@@ -21,6 +21,8 @@ from . import safetensors
 _Integers = npt.NDArray[np.int64]
 
 OFFSETS = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k")  # of sequences one after another
+PAGES_HEADS_FIRST = "hnd"  # the layout (blocks, heads, block size, size)
+LAYOUTS = ("bhnd", "bnhd", PAGES_HEADS_FIRST)
 LENGTHS = ("cache_seqlens", "seqlens")  # of sequences with keys in blocks
 TABLE = "block_table"
 _FAR_LARGER = 4.0  # times the largest number of keys that are seen
@@ -43,21 +45,23 @@ class Sequences(NamedTuple):
 
 
 def take_sequences(
-    arrays: dict[str, Floats], stored: Mapping[str, Floats | safetensors.Tensor]
+    arrays: dict[str, Floats], stored: Mapping[str, Floats | safetensors.Tensor], layout: str
 ) -> Sequences | None:
     """Add a mask to the arrays, and lay keys that come in blocks one after another.
 
     Return the sequences, or None if the arrays are one sequence.
 
-    Axes are those of layout bnhd.
+    Axes are those of layout bnhd, but for blocks with heads first.
     """
     given = {name: _read_integers(name, stored[name]) for name in SEQUENCE_ARRAYS if name in stored}
+    if layout == PAGES_HEADS_FIRST and TABLE not in given:
+        raise ValueError(f"`layout` {layout} must come with `{TABLE}`, got none.")
     if not given:
         return None
     if "mask" in arrays:
         raise ValueError(f"`mask` must not come with `{next(iter(given))}`.")
     if TABLE in given:
-        return _take_blocks(arrays, given)
+        return _take_blocks(arrays, given, layout)
     return _take_offsets(arrays, given)
 
 
@@ -99,7 +103,9 @@ def _take_offsets(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> 
     return Sequences(np.arange(len(of_query)) + shift, (both[0], both[1]))
 
 
-def _take_blocks(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> Sequences:
+def _take_blocks(
+    arrays: dict[str, Floats], given: Mapping[str, _Integers], layout: str
+) -> Sequences:
     """Put keys and values (blocks, block size, heads, size) in order, (batch, m, heads, size).
 
     Numbers after the end of a sequence stay, if they are like the others: wrong kernels read them.
@@ -115,6 +121,7 @@ def _take_blocks(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> S
             raise ValueError(
                 f"`{name}` must have axes {rule} with `{TABLE}`, got shape {arrays[name].shape}."
             )
+    _put_tokens_first(arrays, table.shape[1], lengths, layout)
     count, size = arrays["k"].shape[:2]
     if arrays["v"].shape[:2] != (count, size):
         shapes = f"{arrays['k'].shape} and {arrays['v'].shape}"
@@ -168,6 +175,25 @@ def _take_blocks(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> S
     last_key: _Integers = lengths[:, None] - n + np.arange(n)
     of_q, of_k = (np.stack([0 * x, x], -1) for x in (0 * lengths + n, lengths))
     return Sequences(last_key, (of_q, of_k), table, cache)
+
+
+def _put_tokens_first(
+    arrays: dict[str, Floats], blocks: int, lengths: _Integers, layout: str
+) -> None:
+    """Put tokens before heads in blocks, and in their scales; refuse blocks that ask for it."""
+    count, *axes, _ = arrays["k"].shape
+    if layout == PAGES_HEADS_FIRST:
+        of_blocks = [SCALES[x] for x in "kv" if np.shape(arrays.get(SCALES[x], 0))[:1] == (count,)]
+        for name in ("k", "v", *(x for x in of_blocks if arrays[x].ndim > 2)):
+            arrays[name] = np.swapaxes(arrays[name], 1, 2)
+        return
+    heads, most = arrays["q"].shape[2], np.max(lengths, initial=0)
+    fits = [y and heads % y == 0 and blocks * x >= most for x, y in (axes, axes[::-1])]
+    if fits[1] and not fits[0]:
+        raise ValueError(
+            f"`k` must have axes (blocks, block size, heads, size) with `{TABLE}`, got shape "
+            f"{arrays['k'].shape}, which fits layout {PAGES_HEADS_FIRST}: heads before block size."
+        )
 
 
 def _keep_alike(x: Any, others: Any) -> Any:

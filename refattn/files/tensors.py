@@ -29,7 +29,7 @@ from ..arrays.stored import (
 from ..arrays.words import ELSEWHERE
 from . import safetensors
 from .arrays import INSTALL, must_hold, put_heads_first, read_file, read_npz
-from .sequences import SEQUENCE_ARRAYS, Sequences, take_sequences
+from .sequences import LAYOUTS, SEQUENCE_ARRAYS, Sequences, take_sequences
 
 _Shape = tuple[int, ...]
 _Stored = Mapping[str, Floats | safetensors.Tensor]
@@ -146,7 +146,7 @@ def open_tensors(
     With `cu_seqlens`, or `cu_seqlens_q` and `cu_seqlens_k`, sequences lie one after another,
     (tokens, heads, size) and `lse` (heads, tokens), and each sees itself only. With `block_table`
     and `cache_seqlens`, (batch, blocks) and (batch,), `k` and `v` are (blocks, block size, heads,
-    size), and all else is of layout bnhd.
+    size), or (blocks, heads, block size, size) in layout hnd, and all else is of layout bnhd.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ def open_tensors(
     dtype : str or dict of str, optional
         What float32 or float64 arrays were rounded to, one of `DTYPES`; or such types by array: q,
         k, v, out, and "weights".
-    layout : {"bhnd", "bnhd"}
+    layout : {"bhnd", "bnhd", "hnd"}
         Whether heads come before tokens, (..., h, n, d), or after them, (..., n, h, d) and `lse`
         (..., n, h), or (..., h, n) where that alone fits. In `mask`, `bias`, `sinks` and `omega`
         they come first in any case. A mask (batch, m) is one of the keys of each member, and `lse`
@@ -171,7 +171,7 @@ def open_tensors(
         File whose inputs are taken if this one has no `q`: it holds results for the same inputs.
     """
     types = list_types(dtype, DTYPES)
-    checks.choice("layout", layout, ("bhnd", "bnhd"))
+    checks.choice("layout", layout, LAYOUTS)
     path = Path(path)
     readers: dict[str, _Reader] = {
         ".npz": partial(_read_npz, also=also),
@@ -187,7 +187,7 @@ def open_tensors(
     _check_results(path, stored, required)
     read = {name: _view_array(name, stored[name]) for name in (*_READ, *also) if name in stored}
     laid_out = dict(read)
-    sequences = take_sequences(laid_out, stored)
+    sequences = take_sequences(laid_out, stored, layout)
     arrays = {name: x for name, x in laid_out.items() if name not in SCALES.values()}
     if sequences is not None:
         layout = "bnhd"

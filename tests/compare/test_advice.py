@@ -181,12 +181,6 @@ def test_laws_of_some_queries(arrays, monkeypatch):
     assert compare.study(q, k, v).queries == 30
 
 
-def test_times_are_foreseen(arrays):
-    assert 0 < compare.plan(*arrays, estimators=["rfa"], most=4).seconds < 60
-    whole = [np.tile(x, (3, 75, 1)) for x in arrays]
-    assert compare.advice.foreseen(*whole) > compare.advice.foreseen(*arrays) == 0.0
-
-
 def test_the_standard_error_of_some_queries():
     """It is that of random choices; 2000 of them, so known to 2%, and it is of first order."""
     rng = np.random.default_rng(0)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import refattn
 from refattn import compare, random_feature_attention, randomized_attention, softmax_attention
 from refattn.arrays.threads import Interrupted
 from refattn.compare import measured
@@ -182,15 +181,6 @@ def test_few_queries_see_what_they_saw(qkv):
     np.testing.assert_array_equal(few.taken, [0, 6, 12, 17, 23])
     whole, found = (measured._evaluate_draw(x, ESTIMATORS["is"], 8, 0) for x in (posed, few))
     np.testing.assert_allclose(found, whole[:, few.taken])
-
-
-def test_times_are_foreseen():
-    q, k, v = (x[1, :2, :100] for x in refattn.load_sample())
-    told = []
-    found = compare.measure(q, k, v, estimators=["rfa", "ra"], sizes=[8, 64], announce=told.append)
-    spent = sum(4 * (row.seconds or 0.0) for row in found.rows)
-    assert len(told) == 1
-    assert 0.05 < told[0] / spent < 20
 
 
 def test_tolerated_errors_are_of_estimators_and_need_no_other_package():

@@ -23,7 +23,6 @@ def test_search_doubles_until_the_target(qkv, capsys):
 
     planned = compare.plan(*qkv, estimators=["ra", "rfa"], target=0.1, draws=3, seed=5)
     assert (planned.heads, planned.queries, planned.most) == ([(0,), (1,)], 32, 256)
-    assert planned.seconds > 0
     found = compare.search(planned, track=track)
     assert seen == ["ra", "rfa-iid"]
     q, k, v = qkv
@@ -121,7 +120,6 @@ def test_windows_of_chunks_in_the_order_of_their_terms():
     q, k, v = (rng.standard_normal((70, 3)) for _ in range(3))
     for target, sizes in ((10.0, [8]), (1e-9, [8, 16, 4, 32, 2])):
         planned = compare.plan(q, k, v, estimators=["eva", "second-order"], target=target)
-        assert planned.seconds > 0
         for candidate in compare.search(planned).candidates:
             assert [step.samples for step in candidate.steps] == sizes
             assert candidate.reached == (target > 1)

@@ -126,6 +126,24 @@ def test_arrays_larger_than_memory(tmp_path, monkeypatch):
     assert contents.free_memory() > 1e6
 
 
+@pytest.mark.parametrize("kind", ["compressed", pytest.param("holes", marks=posix)])
+def test_zeros_that_are_not_stored(tmp_path, monkeypatch, kind):
+    """They may take any time to read, in memory or not."""
+    monkeypatch.setattr(contents, "_MUCH", 1e6)
+    x = np.zeros((1, 4000, 64))
+    if kind == "compressed":
+        path = archive(tmp_path / "x.npz", **dict.fromkeys("qkv", array(x)))
+        refused(path, "`q`, `k`, `v` would take 0.006144 GB, of which 0.0[0-9]* MB are stored")
+        np.savez(tmp_path / "whole.npz", **dict.fromkeys("qkv", x))
+        load_qkv(tmp_path / "whole.npz")
+        return
+    path = tmp_path / "x.safetensors"
+    words = json.dumps({"q": {"dtype": "F64", "shape": x.shape, "data_offsets": [0, x.nbytes]}})
+    path.write_bytes(struct.pack("<Q", len(words)) + words.encode())
+    os.truncate(path, path.stat().st_size + x.nbytes)
+    refused(path, "it would take 0.00204[0-9]* GB")
+
+
 STRANGE = "\0\x1b\x7f\x85\x9b\xad\u061c\u200b\u200e\u2028\u2029\u202e\u2066\ufeff\ufe0f\u3164\ue000"
 
 

@@ -140,12 +140,10 @@ def prepare(
 ) -> None:
     """Solve all cases, which takes nearly all of the time that `write` and `export` need.
 
-    `track` wraps the sequence of cases, for a bar of progress, say. They are shuffled: the first
-    predict the time of the rest.
+    `track` wraps the sequence of cases, for a bar of progress, say.
     """
-    cases = recipes_of(estimator)
-    for i in track(np.random.default_rng(0).permutation(len(cases)).tolist()):
-        _once(cases[i])
+    for case in track(recipes_of(estimator)):
+        _once(case)
 
 
 def documents(estimator: str | None = None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ...arrays.library import Doubles
 from ...arrays.stored import SCALES, mask_of_members
 from ...arrays.words import with_known_keywords
 from ...features import elu_features
-from ...files.sequences import Sequences, take_sequences
+from ...files.sequences import LAYOUTS, PAGES_HEADS_FIRST, Sequences, take_sequences
 from ...files.tensors import fits_other_layout, view_heads_first
 from ...typing import Features
 from ..kinds.chosen import choose_keys
@@ -208,9 +208,10 @@ def verify(
         The last query of each is level with its last key, for causal attention and windows.
     block_table, cache_seqlens : integers, shapes (batch, blocks) and (batch,), optional
         For softmax attention, the blocks of keys and values of each sequence, in order, and how
-        many keys it has: `k` and `v` are (blocks, block size, heads, size), and all else is (batch,
-        n, heads, size), with `lse` (batch, heads, n) or (batch, n, heads).
-    layout : {"bhnd", "bnhd"}
+        many keys it has: `k` and `v` are (blocks, block size, heads, size), or in layout "hnd"
+        (blocks, heads, block size, size), and all else is (batch, n, heads, size), with `lse`
+        (batch, heads, n) or (batch, n, heads).
+    layout : {"bhnd", "bnhd", "hnd"}
         Whether heads come before tokens; in `mask`, `bias`, `sinks`, `omega`, states and factors of
         arrays they always do. Packed and paged sequences have tokens before heads.
 
@@ -240,11 +241,11 @@ def verify(
     """
     arrays = {"q": q, "k": k, "v": v, "d_out": d_out, "state": state, "out": out, "lse": lse}
     arrays |= {"dq": dq, "dk": dk, "dv": dv}
-    checks.choice("layout", layout, ("bhnd", "bnhd"))
+    checks.choice("layout", layout, LAYOUTS)
     offsets = {"cu_seqlens": cu_seqlens, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     offsets |= {"block_table": block_table, "cache_seqlens": cache_seqlens}
     offsets = {x: y for x, y in offsets.items() if y is not None}
-    layout = "bnhd" if offsets else layout
+    declared_layout, layout = layout, "bnhd" if offsets else layout
     arrays = {x: y for x, y in arrays.items() if y is not None or x in "qkv"}
     views = view_heads_first(arrays, layout)
     scales = {"q": q_scale, "k": k_scale, "v": v_scale}
@@ -253,7 +254,7 @@ def verify(
     def lay_out(raw: dict[str, Any]) -> Mapping[str, Any]:
         nonlocal sequences, mask
         masked = raw | ({} if mask is None else {"mask": mask})
-        sequences = take_sequences(masked, offsets)
+        sequences = take_sequences(masked, offsets, declared_layout)
         mask = masked.pop("mask", None)
         if not sequences:
             return masked
@@ -396,30 +397,32 @@ def verify(
     def judge_in(other: str) -> Verdict:
         return verify(
             **arrays, omega=omega, log_weight=log_weight, estimator=estimator, dtype=dtype,
-            profile=profile, alpha=alpha, scale=scale, bias=bias, mask=mask, causal=causal,
+            profile=profile, alpha=alpha, scale=scale, bias=bias, causal=causal,
             window=window, softcap=softcap, sinks=sinks, features=features,
-            feature_map=feature_map, hardware=hardware, everything=everything, explain=explain,
+            feature_map=feature_map, hardware=hardware, everything=everything, explain=False,
             mistakes=mistakes, accumulate=accumulate, q_scale=q_scale, k_scale=k_scale,
             v_scale=v_scale, empty_rows=empty_rows, beta=beta, log_decay=log_decay, write=write,
             removal=removal, decay=decay, initial_state=initial_state,
             num_proposals=num_proposals, centres=centres, kernel_epsilon=kernel_epsilon,
             indices=indices, index_q=index_q, index_k=index_k, part_out=part_out,
             part_lse=part_lse, part_keys=part_keys, normalise=normalise, norm_eps=norm_eps,
-            layout=other,
+            layout=other, mask=None if sequences else mask, **offsets,
         )  # fmt: skip
 
-    return try_other_layout(problem, verdict, layout, judge_in, "layout={!r}")
+    return try_other_layout(problem, verdict, declared_layout, judge_in, "layout={!r}")
 
 
 def try_other_layout(
     problem: Problem, verdict: Verdict, layout: str, judge_in: Callable[[str], Verdict], option: str
 ) -> Verdict:
-    """Judge arrays that fail and look transposed in the other layout, which may be the cause."""
+    """Judge arrays that fail and may be transposed in the other layout, which may be the cause."""
     n, m, _ = problem.shape
-    looks_transposed = problem.packed is None and problem.lead[-1:] > (max(n, m),)
-    if not looks_transposed or verdict.verdict != "FAIL":
+    other = {"bhnd": "bnhd", "bnhd": "bhnd"}.get(layout)
+    looks_transposed = problem.lead[-1:] > (max(n, m),)
+    if problem.packed is not None:  # blocks may be, whatever their sizes
+        looks_transposed, other = problem.packed.table is not None, PAGES_HEADS_FIRST
+    if not looks_transposed or other in (None, layout) or verdict.verdict != "FAIL":
         return verdict
-    other = {"bhnd": "bnhd", "bnhd": "bhnd"}[layout]
     with suppress(TypeError, ValueError):  # shapes that have no such layout
         return verdict.in_layout(option.format(other), judge_in(other))
     return verdict

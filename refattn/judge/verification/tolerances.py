@@ -12,7 +12,6 @@ probability that some error exceeds its tolerance is at most the sum of these pr
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -37,7 +36,6 @@ from .judging import judge
 from .units import name_on_hardware
 
 LEVEL = 1e-6  # probability that a correct kernel exceeds the tolerance
-_DEFECT_PASSES = 3  # over the queries that it takes about to judge a defect
 _HEADS, _QUERIES = 8, 1024  # of the power table, queries of all heads together
 
 
@@ -253,7 +251,6 @@ def find_tolerance(
     atol: float | None = None,
     rtol: float | None = None,
     bugs: bool = True,
-    announce: Callable[[float], None] | None = None,
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Tolerance:
     """Do for a problem as `tolerance` for arrays; without `bugs` simulate a correct kernel only."""
@@ -277,11 +274,6 @@ def find_tolerance(
     *names, simulated = (name_on_hardware(x, dtype, hardware) for x in (*usual, fused))
     part, rows = _choose_part(problem)
     defects = list(catalogue(part))[: None if bugs else 1]  # the first is none
-    if announce is not None:
-        passes = _DEFECT_PASSES if profile is None else 2
-        block = block_seconds(problem, dtype, profile_of(names[0]))
-        blocks = [sum(1 for _ in x.items()) for x in (problem, part)]
-        announce(block * (len(names) * blocks[0] + len(defects) * passes * blocks[1]))
     needs: list[Need] = []
     power: list[Power] = []
     ours = Allowance(math.nan, math.nan)
@@ -293,19 +285,6 @@ def find_tolerance(
                 ours = next(x.pair for x in needs if x.head is None and x.profile == simulated)
             power.append(_try_defect(part, item, dtype, simulated, names, given, ours))
     return Tolerance(needs, power, dtype, simulated, given, ours, part.lead, rows, hardware)
-
-
-def block_seconds(problem: Problem, dtype: str, profile: Profile) -> float:
-    """Time the analysis of one block of queries: the shortest of three, as others may work too."""
-    index, i = next(problem.items())
-    roundings, problem = profile.roundings(dtype), problem.read_by(profile)
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        with np.errstate(all="ignore"):
-            problem.analyse(index, roundings, i)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
 
 
 def _check_allowance(dtype: str, atol: float | None, rtol: float | None) -> Allowance:

@@ -119,6 +119,42 @@ def test_scales_of_as_many_pages_as_sequences_are_refused():
     assert refattn.verify(**arrays, k_scale=np.ones((2, 4, 2, 1))).verdict == "FAIL"
 
 
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("axes", [(0, 2), (0, 1, 2)])
+def test_heads_before_tokens_in_pages(tmp_path, axes):
+    """In a call and in a file; where only this layout fits it is named, or else it is tried."""
+    rng = np.random.default_rng(4)
+    q, k, v, given = draw("paged", rng)
+    shape = [x if at in axes else 1 for at, x in enumerate((8, 4, 2, 1))]
+    scale = 2.0 ** rng.integers(-2, 3, shape)
+    out, _ = packed.paged(attend, q, k * scale, v, block_table=TABLE, lengths=LENGTHS)
+    arrays = {"q": q, "k": k.swapaxes(1, 2), "v": v.swapaxes(1, 2), "out": out, **given}
+    arrays["k_scale"] = scale[:, 0, :, 0] if axes == (0, 2) else scale.swapaxes(1, 2)
+    options = {"dtype": "bfloat16", "explain": False}
+    assert refattn.verify(**arrays, layout="hnd", **options).verdict == "PASS"
+    np.savez(tmp_path / "a.npz", **arrays)
+    tensors = open_tensors(tmp_path / "a.npz", dtype="bfloat16", required=(), layout="hnd")
+    pages = np.concatenate((k * scale)[TABLE[0, :2]])  # of 7 keys, the last is of no sequence
+    np.testing.assert_array_equal(tensors.read("k", (0, 0))[:7], pages[:7, 0])
+    with pytest.raises(ValueError, match="which fits layout hnd"):  # pages of 2 are too short
+        refattn.verify(**arrays, **options)
+    with pytest.raises(ValueError, match="`layout` hnd must come with `block_table`"):
+        refattn.verify(q=q, k=q, v=q, out=q, layout="hnd")
+
+
+@pytest.mark.long
+def test_pages_that_fit_both_layouts_are_tried_in_the_other():
+    q, k, v, given = draw("paged", np.random.default_rng(4))
+    given["block_table"] = np.concatenate([2 * TABLE[..., None], 2 * TABLE[..., None] + 1], -1)
+    given["block_table"] = given["block_table"].reshape(2, 6)  # pages of 2 tokens of 2 heads
+    out, _ = packed.paged(attend, q, k, v, block_table=TABLE, lengths=LENGTHS)
+    k, v = (x.reshape(16, 2, 2, 16).swapaxes(1, 2) for x in (k, v))
+    arrays = {"q": q, "k": k, "v": v, "out": out, **given, "dtype": "bfloat16", "explain": False}
+    assert refattn.verify(**arrays, layout="hnd").verdict == "PASS"
+    (cause,) = refattn.verify(**arrays).suspects
+    assert cause.text == "the arrays look transposed: pass layout='hnd'"
+
+
 def test_gradients_of_packed_sequences():
     q, k, v, given = draw("packed", np.random.default_rng(5))
     mask = np.repeat(np.arange(3), np.diff(OFFSETS[0]))[:, None] == np.repeat(

@@ -274,3 +274,10 @@ def test_names_of_gradients_go_with_what_is_given(every):
         assert case.group.endswith("-gradients") == ("GRADIENT" in case.flags) == back
         assert ("dq" in case.expected) == back
         assert set(case.expected) - {"out", "lse", "mean", "cov"} <= set(GRADIENTS.values())
+
+
+def test_all_cases_are_solved_once(monkeypatch):
+    seen = []
+    monkeypatch.setattr(solving, "_once", lambda recipe: seen.append(recipe.id))
+    solving.prepare()
+    assert sorted(seen) == sorted(recipe.id for recipe in recipes.all_recipes())
