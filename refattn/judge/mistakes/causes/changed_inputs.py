@@ -15,7 +15,6 @@ from ....arrays.library import Doubles
 from ...rounding.formats import FORMATS, Format
 from ...rounding.norms import NORMALISED, NORMALISED_TYPES, divide_rows, list_norms
 from ...rounding.problems import Index, Problem
-from .heads import list_other_heads
 from .sampled import Alternative
 from .slips import TILE_SIZES
 
@@ -36,14 +35,12 @@ _FORMS_OF_NORM = {"norms": 0, "root mean squares": -1}  # which of the forms of 
 
 
 def list_scales(problem: Problem) -> Iterator[Alternative]:
-    """List scales of 8-bit arrays that are left out, used twice, or those of others."""
+    """List scales of 8-bit arrays that are left out, used twice, or those of other arrays."""
     given = tuple(x for x in "qkv" if f"{x}_scale" in problem.first)
     changes: dict[str, Callable[..., Any]] = {
-        "not applied": partial(_rescale, at=None, power=-1),
-        "applied twice": partial(_rescale, at=None, power=1),
+        "not applied": partial(_rescale, power=-1),
+        "applied twice": partial(_rescale, power=1),
     }
-    for words, at in list_other_heads(problem):
-        changes[f"read from {words}"] = partial(_rescale, at=at, power=0)
     for names in dict.fromkeys((given, *((x,) for x in given))) if given else ():
         called = f"{' and '.join(f'{x}_scale' for x in names)} {'are' if names[1:] else 'is'}"
         for words, change in changes.items():
@@ -72,9 +69,7 @@ def list_undivided(problem: Problem) -> Iterator[Alternative]:
     for names in (x for x in NORMALISED if {*x} <= {*given}):
         undivided = problem
         for x in names:
-            undivided = undivided.replaced(
-                x, partial(_rescale, problem, f"{x}_norm", at=None, power=1)
-            )
+            undivided = undivided.replaced(x, partial(_rescale, problem, f"{x}_norm", power=1))
         what = " and ".join(_CALLED[x] for x in names)
         yield Alternative(f"{what} are not divided by their norms", undivided)
 
@@ -85,10 +80,9 @@ def _may_scale(problem: Problem, x: str, y: str) -> bool:
     return all(a in (1, b) for a, b in sizes)
 
 
-def _rescale(problem: Problem, name: str, index: Index, x: Any, at: Any, power: int) -> Any:
-    """Multiply by a power of the own scale, or take that of another head."""
-    own = problem.read(index)[name]
-    return x * own**power if at is None else x / own * problem.read(at(index))[name]
+def _rescale(problem: Problem, name: str, index: Index, x: Any, power: int) -> Any:
+    """Multiply by a power of the own scale, or of the own norm."""
+    return x * problem.read(index)[name] ** power
 
 
 def _scale_by(problem: Problem, own: str, other: str, power: int, index: Index, x: Any) -> Any:

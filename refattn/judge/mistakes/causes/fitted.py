@@ -18,7 +18,7 @@ from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
 from ...verification.findings import Suspect, name_span
 from .sampled import Alternative, Place, Result, attend
-from .slips import TILE_SIZES, score_all
+from .slips import TILE_SIZES, score_all, weigh_keys
 from .wrong_rows import Sample, Sampled, divide, finite, row_sizes, thin
 
 _MOST_TILES, _SOME_ROWS = 64, 32  # of keys; and rows of a tile, at most, to which counts are fitted
@@ -204,7 +204,7 @@ def _keep_earlier(head: SoftmaxHead, j: slice, of_sum: float) -> Result:
 def sum_by_tiles(problem: Problem, unit: float, x: Sampled, size: int) -> Doubles:
     """Sum over tiles of keys what each adds to an output, less its weight in the result."""
     head = Alternative("", problem).head(x.rows)
-    w = np.exp(score_all(head) - attend(head).lse[:, None])[:, : head.keys]
+    w = weigh_keys(head)
     sums = [w[:, j] @ head.v[j] for j in blocks(0, head.keys, size)]
     share = np.stack([np.sum(w[:, j], -1) for j in blocks(0, head.keys, size)], -1)
     tiles = np.stack(sums, -1) - share[:, None] * x.got[..., None]
@@ -255,7 +255,7 @@ def _fit_weights(problem: Problem, x: Sampled, unit: float) -> Doubles:
     """
     head = Alternative("", problem).head(x.rows)
     exact, v = attend(head), head.v[: head.keys]
-    every = np.exp(score_all(head) - exact.lse[:, None])[:, : head.keys]
+    every = weigh_keys(head, exact.lse)
     top = 2.0 ** (math.frexp(np.max(np.abs(v), initial=0.0))[1] - 1)  # squares overflow
     v, wrong = v / top, (x.got - exact.out) / top
     noise = np.square(unit * row_sizes(exact.out) / top)

@@ -24,6 +24,7 @@ PARTS = (2, 3, 4, 6, 8, 16)
 _PART_SIZES = (64, 128, 256, 512, 1024)  # keys of each part but the last
 LOST_TILES = TILE_SIZES[::-1]
 _LAGS = (8, 4, 2, 1)  # bits by which a maximum may grow before sums are rescaled
+_MOST_SCORE = 300.0  # of other keys, less the log normaliser: then their weights stay finite
 _LOG_OF_ZERO = math.log(2.0**-149)  # the exponential of what is below is 0 in float32
 _LOG_OF_MOST = math.log(FORMATS["float32"].largest)  # and infinite above
 
@@ -121,37 +122,6 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
             problem,
             compute=partial(_saturate, most=float(size)),
         )
-    yield from _list_beside(problem)
-
-
-def _list_beside(problem: Problem) -> Iterator[Alternative]:
-    """List kernels that take the keys or the values of the tokens beside, or a tile away."""
-    sizes = [x for x in TILE_SIZES if 2 * x < problem.shape[1]]  # else copies of others, or a turn
-    for called, names in _OF_TOKENS.items():
-        for size, turn, ends in product((1, *sizes), (1, -1), _AT_ENDS):
-            if size > 1 and ends == AROUND:
-                continue
-            moved = problem
-            for name in names:
-                moved = moved.replaced(name, partial(move_rows, by=turn * size, ends=ends))
-            text = f"key j has the {called} of key j {'-+'[turn > 0]} {size}{ends}"
-            yield Alternative(text, moved)
-
-
-def move_rows(_: Any, x: Doubles, by: int, ends: str) -> Doubles:
-    """Take the rows that stand so many places later; where there are none, see `_AT_ENDS`."""
-    at = np.arange(len(x)) + by
-    around = x[at % len(x)]
-    return np.where(((at >= 0) & (at < len(x)))[:, None], around, _AT_ENDS[ends](x, around))
-
-
-_OF_TOKENS = {"key": "k", "value": "v", "key and value": "kv"}
-AROUND, KEPT = " (cyclically)", " (its own if there is none)"
-_AT_ENDS: Mapping[str, Callable[[Doubles, Doubles], Any]] = {
-    "": lambda own, around: 0.0,
-    AROUND: lambda own, around: around,
-    KEPT: lambda own, around: own,
-}
 
 
 def _name_tiles(size: int) -> str:
@@ -183,6 +153,12 @@ def _weigh_scores(scores: Doubles) -> tuple[Doubles, Doubles]:
     """Compute weights over the largest, and the largest scores."""
     top = np.max(scores, -1, initial=-math.inf)
     return _over(scores, top), top
+
+
+def weigh_keys(head: SoftmaxHead, lse: Doubles | None = None) -> Doubles:
+    """Compute weights of keys, (queries, keys), with log normalisers of their own or of others."""
+    own = attend(head).lse if lse is None else lse
+    return np.exp(np.minimum(score_all(head)[:, : head.keys] - own[:, None], _MOST_SCORE))
 
 
 def attend_by(scores: Doubles, v: Doubles) -> Result:
@@ -526,11 +502,11 @@ def hide_tile(problem: Problem, j: slice) -> Alternative:
     return Alternative(name_keys(j, "are left out"), problem, seen)
 
 
-def name_keys(j: slice, words: str) -> str:
+def name_keys(j: slice, words: str, one: str = "key", several: str = "keys") -> str:
     """Say something of one key, or of several."""
     if j.stop - j.start > 1:
-        return f"keys {j.start} to {j.stop - 1} {words}"
-    return f"key {j.start} {words.replace('count', 'counts', 1).replace('are', 'is', 1)}"
+        return f"{several} {j.start} to {j.stop - 1} {words}"
+    return f"{one} {j.start} {words.replace('count', 'counts', 1).replace('are', 'is', 1)}"
 
 
 def weigh_with_zeros(head: SoftmaxHead) -> tuple[Doubles, Doubles, Doubles]:

@@ -93,10 +93,8 @@ def _describe_state(problem: Problem, index: Index, at: int, end: int, change: D
         times = np.ones(len(parts))
         times[seen] = np.linalg.lstsq(flat[seen].T, state, rcond=None)[0]
         if np.linalg.norm(state - times @ flat) < _LEFT_OF_STATE * np.linalg.norm(state):
-            of = [
-                "the initial state",
-                *(f"tokens {y} to {y + size - 1}" for y in range(0, at, size)),
-            ]
-            off = [f"{y} {c:.2g}" for y, c in zip(of, times, strict=True) if abs(c - 1) > _AS_OFTEN]
-            return f"{text}: in it, that of {', '.join(off)} times counts" if off else text
+            chunks = (f"tokens {y} to {y + size - 1}" for y in range(0, at, size))
+            every = zip(["the initial state", *chunks], times, strict=True)
+            off = [f"{c:.2g} times that of {y}" for y, c in every if abs(c - 1) > _AS_OFTEN]
+            return f"{text}: in it is {' and '.join(off)}" if off else text
     return text

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ....arrays.library import Doubles
 from ...rounding.problems import Index, Problem
 from ..causes.sampled import Alternative, attend, take_rows
-from ..causes.slips import score_all
+from ..causes.slips import weigh_keys
 from ..causes.wrong_rows import Sampled, row_sizes
 
 BlockTable = npt.NDArray[np.int64]
@@ -103,7 +103,7 @@ def _fit_pages(problem: Problem, wrong: Sequence[Sampled], unit: float) -> list[
         slots = -(-length // size)
         head = take_rows(problem, x.rows)
         every = head._replace(k=k.reshape(-1, k.shape[-1]), v=v.reshape(-1, v.shape[-1]), mask=None)
-        w = np.exp(score_all(every._replace(sink=None)) - attend(head).lse[:, None])
+        w = weigh_keys(every._replace(sink=None), attend(head).lse)
         w = w.reshape(len(w), *k.shape[:2])
         mask = np.ones((len(w), head.keys), bool) if head.mask is None else head.mask
         seen = np.pad(mask, ((0, 0), (0, -head.keys % size)))[:, : slots * size]
