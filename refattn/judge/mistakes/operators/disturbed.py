@@ -23,7 +23,7 @@ from ..causes.wrong_rows import FAR
 from .handed_on import CHUNK_SIZES, Added
 
 _SQUARE = 4.0  # mean square of z, at most, that is left
-_LEFT_OF_STATE, _AS_OFTEN = 0.1, 0.02  # of a state that is a sum of parts; of how often one counts
+_AS_OFTEN = 0.02  # by which a chunk counts once
 
 
 def list_wrong_states(
@@ -47,10 +47,11 @@ def list_wrong_states(
             else:
                 return
             left[at:end], added[index][at:end] = 0.0, reads @ change
-            words.setdefault(index, _describe_state(problem, index, at, end, change))
+            about = slice(at, end), change, reads / np.median(std[at:end], -1, keepdims=True)
+            words.setdefault(index, _describe_state(problem, index, *about))
     if words:
         index, first = next(iter(words.items()))
-        more = f" (head {place(index)}, and {len(words) - 1} more)" if len(words) > 1 else ""
+        more = f" (head {place(index)}{f' and {len(words) - 1} more' * (len(words) > 1)})"
         yield first + more, partial(_take_added, added)
 
 
@@ -76,25 +77,40 @@ def _find_reads(problem: Problem, index: Index, start: int, end: int) -> Doubles
     return np.asarray(leaf.reads[0, : end - start])
 
 
-def _describe_state(problem: Problem, index: Index, at: int, end: int, change: Doubles) -> str:
-    """Say how often what chunks before a token wrote counts, if this makes the wrong state."""
-    x, text = problem.read(index), f"tokens {at} to {end - 1} read another state before token {at}"
+def _describe_state(problem: Problem, index: Index, i: slice, change: Any, seen: Doubles) -> str:
+    """Say which state it is: of another token, or in which chunks count otherwise.
+
+    Rows multiply it by what is `seen`, in units of their errors.
+    """
+    x, at = problem.read(index), i.start
+    text = f"tokens {at} to {i.stop - 1} read another state before token {at}"
     steps, before = steps_of(x, problem.scale), bool(x.get("before"))
     for size in (y for y in sorted(CHUNK_SIZES, reverse=True) if at and at % y == 0):
-        leaves = solve_leaves(steps.rows(slice(0, at)).cut(size, np), before, np)
-        _, last = carry(leaves, x["initial_state"], np)
-        parts = [x["initial_state"] * (at > 0)]
-        for number in range(at // size):
-            alone = leaves.add * (np.arange(at // size) == number)[:, None, None]
-            parts.append(carry(leaves._replace(add=alone), 0 * last, np)[1])
-        parts[0] = carry(leaves._replace(add=0 * leaves.add), parts[0], np)[1]
-        flat, state = np.reshape(parts, (len(parts), -1)), (last + change).ravel()
-        seen = np.any(flat, -1)
-        times = np.ones(len(parts))
-        times[seen] = np.linalg.lstsq(flat[seen].T, state, rcond=None)[0]
-        if np.linalg.norm(state - times @ flat) < _LEFT_OF_STATE * np.linalg.norm(state):
-            chunks = (f"tokens {y} to {y + size - 1}" for y in range(0, at, size))
-            every = zip(["the initial state", *chunks], times, strict=True)
-            off = [f"{c:.2g} times that of {y}" for y, c in every if abs(c - 1) > _AS_OFTEN]
+        leaves, first = (
+            solve_leaves(steps.rows(slice(0, at)).cut(size, np), before, np),
+            range(0, at, size),
+        )
+        states, last = carry(leaves, x["initial_state"], np)
+        wrong = last + change
+        every = {"0": 0 * last} | {
+            f"that before token {y}": z for y, z in zip(first, states, strict=True)
+        }
+        for words, state in every.items():
+            if np.mean(np.square(seen @ (wrong - state))) < _SQUARE:
+                return f"{text}: {words}"
+        # What the initial state and each chunk alone would leave.
+        parts = [carry(leaves._replace(add=0 * leaves.add), x["initial_state"], np)[1]]
+        for y in first:
+            own = (np.array(first) == y)[:, None, None]
+            parts.append(carry(leaves._replace(add=own * leaves.add), 0 * last, np)[1])
+        flat = np.reshape(parts, (len(parts), -1))
+        times = np.linalg.lstsq(flat.T, wrong.ravel(), rcond=None)[0]
+        if np.mean(np.square(seen @ (wrong - np.reshape(times @ flat, wrong.shape)))) < _SQUARE:
+            names = ["the initial state", *(f"tokens {y} to {y + size - 1}" for y in first)]
+            off = [
+                f"{round(c, 2) + 0:g} times that of {y}"
+                for y, c, z in zip(names, times, flat, strict=True)
+                if np.any(z) and abs(c - 1) > _AS_OFTEN
+            ]
             return f"{text}: in it is {' and '.join(off)}" if off else text
     return text
