@@ -79,6 +79,7 @@ def _compare_files(
     **options: Any,
 ) -> tuple[list[tuple[Tensors, Problem]], Same]:
     from ..files.tensors import open_tensors
+    from ..judge.kinds.parts import PART_ARRAYS
     from ..judge.runs.comparing import KernelRun, compare_runs
     from ..judge.verification.door import check_alpha
     from ..judge.verification.empty_rows import settle
@@ -87,7 +88,8 @@ def _compare_files(
 
     bitwise = options.pop("bitwise")
     asked = options.pop("everything"), options.pop("hardware"), not options.pop("no_cause")
-    also, opened, runs = list_gates(options["estimator"]), [], []
+    also = {*list_gates(options["estimator"])} - {*PART_ARRAYS}
+    opened, runs = [], []
     for path, inputs in ((a, None), (b, a)):
         x = open_tensors(
             path, dtype=dtype, layout=layout, required=("out",), also=also, inputs=inputs

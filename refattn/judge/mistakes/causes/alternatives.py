@@ -12,7 +12,7 @@ import numpy as np
 
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
-from ..operators.strides import PADDED_TO, list_strides
+from ..operators.strides import PADDED_TO, list_overlapping, list_strides
 from .changed_inputs import list_narrow, list_scales, list_undivided
 from .choices import list_choices, list_merges
 from .sampled import Alternative, Bias, Place, Result, Rows, Seen, attend, pad_sum, show_band
@@ -259,6 +259,10 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
             yield Alternative(
                 text.format(size), problem.replaced("mask", partial(fill_tiles, size=size))
             )
+            for words, fill in _WHOLE_BLOCKS.items() if not of_keys else ():
+                blocks = partial(fill_tiles, size=size, rows=size, fill=fill)
+                text_of = f"the mask is applied by blocks of {size} queries and keys: {words}"
+                yield Alternative(text_of, problem.replaced("mask", blocks))
         # Without a sink scores count up to a constant: -1 for visible keys is 1 for hidden ones.
         for words, c in (("0 (hidden) and 1", 1.0), ("1 (hidden) and 0", -1.0)):
             added = problem.without("mask").replaced("bias", partial(_add_mask, problem, c))
@@ -273,6 +277,12 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
         if not _is_multiple(problem, slopes):  # of which the factor is fitted
             text = f"the bias is ALiBi with slopes 2^{words}"
             yield Alternative(text, problem, bias=slopes)
+
+
+_WHOLE_BLOCKS = {
+    "all keys of a block are seen if some are": np.logical_or,
+    "keys of a block are seen only if all are": np.logical_and,
+}
 
 
 def _list_bias_tiles(problem: Problem) -> Iterator[Alternative]:
@@ -419,6 +429,8 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
         for name, other in ("vk", "kv"):
             taken = problem.replaced(name, partial(_take_from, problem, other))
             yield Alternative(f"{other} is used as {name}", taken)
+    yield from _list_across(problem)
+    yield from list_overlapping(problem)
     for width in sorted({x for x in (16, 32, 64, 128, 256) if x < d}):
         cut = problem.replaced("q", partial(_cut, width=width))
         yield Alternative(f"q . k sums the first {width} channels only", cut)
@@ -432,6 +444,32 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
     yield from list_narrow(problem)
     yield from list_scales(problem)
     yield from list_undivided(problem)
+
+
+def _list_across(problem: Problem) -> Iterator[Alternative]:
+    """List kernels that take the tokens for the heads, or the batch members: axes are confused."""
+    if problem.packed is not None or problem.shape[0] != problem.shape[1]:
+        return
+    for axis, length in enumerate(problem.lead):
+        if length > 1:
+            one = "heads" if axis == len(problem.lead) - 1 else "batch members"
+            text = f"attention runs over the {one} of the same token, not over the tokens of a head"
+            yield Alternative(text, problem, answer=partial(_attend_across, problem, axis))
+
+
+def _attend_across(problem: Problem, axis: int, rows: Rows) -> Result:
+    """Let the tokens of a head see those of all heads, or batch members, in the same place."""
+    at, own, i = rows.at, problem.read(rows.at), rows.queries
+    last = axis == len(at) - 1
+    shared = problem.lead[-1] // problem.key_heads if last and problem.key_heads else 1
+    every = [
+        problem.read((*at[:axis], x, *at[axis + 1 :])) for x in range(0, problem.lead[axis], shared)
+    ]
+    k, v = (np.stack([x[name][i] for x in every], 1) for name in "kv")
+    s = problem.scale * np.sum(own["q"][i][:, None] * k, -1)
+    lse = np.logaddexp.reduce(s, -1)
+    out = np.sum(np.exp(s - lse[:, None])[..., None] * v, 1)
+    return Result(out, lse, np.max(s, -1))
 
 
 def _grow(_: Index, x: Any, size: int, by: float) -> Any:

@@ -256,7 +256,7 @@ def _list_lost(back: Backward) -> Iterator[Candidate]:
         sizes = back.samples[of].unit * row_sizes(right)
         for words, times in _QUERIES_COUNT.items() if len(x.got) else ():
             sums = np.pad(np.cumsum(times * terms, 1), ((0, 0), (1, 0), (0, 0)))
-            i = find_interval(whole, sums, x.got, sizes)
+            _, i = find_interval(whole, sums, x.got, sizes)
             # Weights are e^(score - lse).
             lost = (np.arange(n) >= i.start) & (np.arange(n) < i.stop)
             by = np.where(lost, math.inf if times < 0 else -math.log(2), 0.0)

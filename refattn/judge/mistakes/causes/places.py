@@ -159,9 +159,6 @@ def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Ite
     where = ", ".join(list_places(problem, sample)) or "all wrong rows"
     if not np.all(np.isfinite(got)) or not np.any(right):
         return
-    if added := _describe_added(got, right):
-        yield f"{where}: {added}"
-        return
     # Causes of whole gradients have a search of their own.
     if problem.gradient is not None and not part:
         return
@@ -185,18 +182,23 @@ def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Ite
         yield from (x for x in found if problem.gradient is None or "precision" not in x)
 
 
-def _describe_added(got: Doubles, right: Doubles) -> str:
+def list_added_numbers(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Iterator[str]:
     """Say that numbers are exact ones and others: these are sums that have nothing to do with them.
 
     What replaces a part of a sum has the slope 1 - error^2 / 2, in sizes of the exact numbers.
     """
+    heads = [(x.got[x.wrong], y[x.wrong]) for x, y in zip(sample.heads, exact, strict=True)]
+    got, right = map(np.concatenate, zip(*heads, strict=True)) if heads else np.zeros((2, 0))
     size = float(np.sum(right * right))
+    if got.size < _NUMBERS or not size or not np.all(np.isfinite(got)):
+        return
     slope, square = np.sum(got * right) / size, np.sum(np.square(got - right)) / size
     std = math.sqrt(square / got.size)
-    if got.size < _NUMBERS or abs(slope - 1) > 4 * std or not 4 * std < square / 4 < _MOST_ADDED:
-        return ""
+    if abs(slope - 1) > 4 * std or not 4 * std < square / 4 < _MOST_ADDED:
+        return
+    where = ", ".join(list_places(problem, sample)) or "all wrong rows"
     others = f"others, {math.sqrt(square):.2g} times as large, that have nothing to do with them"
-    return f"numbers are the exact ones and {others}, as if sums were not set to 0 before"
+    yield f"{where}: numbers are the exact ones and {others}, as if sums were not set to 0 before"
 
 
 def _correlate(x: Doubles, y: Doubles) -> float:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from ....arrays.words import place
 from ....features import elu_features
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import PROFILES, Profile
@@ -46,6 +47,7 @@ from .places import (
     find_coarse,
     find_common_factor,
     find_factor,
+    list_added_numbers,
     list_seen,
     remark_normalisers,
     remark_stale,
@@ -174,7 +176,11 @@ def explain(
         alone = search_causes(*about, strange_alone=True)
         found, sample = alone if alone[0] else ([], sample)
     if failed != "lse" and not any(x.name == _CAUSE for x in found):
-        found = _search_columns(problem, numbers, profiles, rest, sample) or found
+        found = (
+            _search_columns(problem, numbers, profiles, rest, sample)
+            or _search_written(problem, numbers, profiles, rest, sample)
+            or found
+        )
     if failed == "lse":
         share = 0.0 if found else share_of_offset(problem, sample)
         fits = [x._replace(explained=share) for x in fits if share >= _MOST]
@@ -235,6 +241,31 @@ def _search_columns(
     return [x._replace(text=x.text + there) for x in found if x.name == _CAUSE]
 
 
+def _search_written(
+    problem: Problem,
+    numbers: Numbers,
+    profiles: Mapping[str, Profile],
+    rest: tuple[str, str, Index, bool],
+    sample: Sample,
+) -> list[Suspect]:
+    """Search causes in the wrong rows alone that are not 0."""
+    outs = (numbers.out(x) for x in np.ndindex(problem.lead))
+    zero = sample.wrong & np.stack([~np.any(x, -1) for x in outs])
+    if not zero.any() or np.array_equal(zero, sample.wrong):
+        return []
+    # Rows of NaN are left out if others are wrong.
+    written = numbers._replace(
+        out=lambda at: np.where(zero[problem.number(at)][:, None], math.nan, numbers.out(at))
+    )
+    dtype, failed, _, sized = rest
+    found, _ = search_causes(problem, written, profiles, dtype, failed, (), sized)
+    words = f", and {name_span('queries', np.flatnonzero(zero.any(0)))} are 0"
+    heads = {problem.index_of(x) for x in np.flatnonzero(zero.any(1))}
+    if len(heads) < len(zero):
+        words += f" in head{'s' * (len(heads) > 1)} {', '.join(map(place, sorted(heads)))}"
+    return [x._replace(text=x.text + words) for x in found if x.name == _CAUSE]
+
+
 @_ends_no_verdict("verdicts")
 def explain_gradients(
     parts: Mapping[str, Part],
@@ -291,6 +322,9 @@ def explain_gradients(
             if x != name and "NaN" in text
         ]
         seen = [] if suspects else list(list_seen(problem, samples[name], exact[name]))
+        # Terms of sums are right if they are in another gradient.
+        if not suspects and any(verdicts[x].verdict == "PASS" for x in {"dq", "dk"} & {*verdicts}):
+            seen = [*list_added_numbers(problem, samples[name], exact[name])] or seen
         remarks = [*nan, *seen, *(x for x in verdict.remarks if not (suspects and _NO_KERNEL in x))]
         if not suspects:
             about = problem, parts[name].numbers, samples[name]

@@ -399,8 +399,8 @@ def _hide_queries(problem: Problem, rows: Rows) -> Result:
     return x._replace(out=np.where(np.isin(rows.queries, shown)[:, None], x.out, 0.0))
 
 
-def fill_tiles(_: Index, mask: Any, size: int) -> Any:
-    """Show each tile of keys whole of which a mask shows some."""
-    keys = mask.shape[-1]
-    tiles = np.pad(mask, ((0, 0), (0, -keys % size))).reshape(len(mask), -1, size)
-    return np.repeat(tiles.any(-1), size, -1)[:, :keys]
+def fill_tiles(_: Index, mask: Any, size: int, rows: int = 1, fill: Any = np.logical_or) -> Any:
+    """Show each tile of keys, of so many queries, whole of which a mask shows some, or all."""
+    n, keys = mask.shape
+    tiles = fill.reduceat(fill.reduceat(mask, np.arange(0, keys, size), 1), np.arange(0, n, rows))
+    return np.repeat(np.repeat(tiles, rows, 0)[:n], size, 1)[:, :keys]

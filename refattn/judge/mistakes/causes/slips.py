@@ -15,7 +15,7 @@ from ....arrays.library import Doubles
 from ...rounding.formats import FORMATS, Format
 from ...rounding.head import SoftmaxHead, scan_tile
 from ...rounding.problems import Problem
-from .sampled import Alternative, Place, Result, Rows, Seen, attend, pad_sum, show_band, take_rows
+from .sampled import Alternative, Place, Result, Seen, attend, pad_sum, show_band
 from .wrong_rows import finite
 
 TILE_SIZES = (16, 32, 64, 128, 256)  # keys that kernels take at a time
@@ -52,6 +52,9 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
             divided = partial(_divide_at_tiles, size=size, often=often)
             text = f"the output is divided by the running sum after each tile of {size} keys{words}"
             yield Alternative(text, problem, compute=divided)
+        text = f"weights of each tile of {size} keys are divided by the running sum up to it"
+        early = partial(_divide_by_running, size=size)
+        yield Alternative(f"{text}, not by that of all", problem, compute=early)
         # 448 is the largest number of float8_e4m3fn: weights that are stored times 2^8 leave its
         # range above 448 / 2^8.
         past = f"weights relative to the maximum of earlier tiles ({size} keys)"
@@ -96,8 +99,6 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
     if problem.has_sinks:
         text = "e^sink is added to the sum of e^(score - largest score), not e^(sink - largest)"
         yield Alternative(text, problem, compute=_add_sink_to_shifted)
-        text = "the sink of query i is that of head i % (number of heads)"
-        yield Alternative(text, problem, answer=partial(_take_sinks_of_rows, problem))
     if problem.softcap is not None:
         without = problem._replace(softcap=None)
         for words, cap in _CAPS.items():
@@ -256,6 +257,14 @@ def _divide_at_tiles(head: SoftmaxHead, size: int, often: int) -> Result:
     return attend(head)._replace(
         out=np.exp(s - finite(tops[:, -1:]) - _of_keys(later, s, size)) @ head.v
     )
+
+
+def _divide_by_running(head: SoftmaxHead, size: int) -> Result:
+    """Divide weights by the sum of those up to their tile."""
+    s = score_all(head)
+    tiles = np.logaddexp.reduceat(s, np.arange(0, s.shape[-1], size), -1)
+    total = _of_keys(np.logaddexp.accumulate(tiles, -1), s, size)
+    return attend(head)._replace(out=np.exp(s - finite(total)) @ head.v)
 
 
 def _keep_tops(tops: Doubles, bits: float) -> tuple[Doubles, Doubles]:
@@ -431,15 +440,6 @@ def _add_sink_to_shifted(head: SoftmaxHead) -> Result:
     """Add the weight of the sink as if the largest score of the keys were 0."""
     x = attend(head._replace(k=head.k[: head.keys], v=head.v[: head.keys], sink=None))
     return x if head.sink is None else pad_sum(x, head.sink + x.top, -math.inf)
-
-
-def _take_sinks_of_rows(problem: Problem, rows: Rows) -> Result:
-    """Take for each query the sink of the head that has its number."""
-    # Query i reads the sink at its own index, so that sinks of other heads come in turn.
-    heads = range(problem.lead[-1] if problem.lead else 1)
-    every = [problem.read((*rows.at[:-1], h)[: len(rows.at)])["sinks"] for h in heads]
-    sinks = np.ravel(every)[rows.queries % len(heads)]
-    return pad_sum(attend(take_rows(problem.without("sinks"), rows)), sinks, sinks)
 
 
 _OVERFLOWS = "the cap overflows: tanh(s / cap) is computed from"

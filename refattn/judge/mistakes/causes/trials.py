@@ -22,12 +22,19 @@ from ...verification.empty_rows import fit_convention
 from ...verification.findings import Numbers, name_number
 from ..defects.catalogue import Mutant
 from ..operators.arrays import list_reads
+from ..operators.classes import (
+    list_partial_sums,
+    list_stale_weights,
+    list_weighted_classes,
+)
 from ..operators.columns import list_columns
 from ..operators.exponentials import list_powers, list_rounded_by_tiles, list_weights
 from ..operators.intervals import list_intervals, list_lost_parts
 from ..operators.limits import list_mask_ends, list_own_limits, list_reaches, list_windows
 from ..operators.own_keys import list_own_keys
 from ..operators.pages import list_blocks_of_cache
+from ..operators.sinks import list_sinks
+from ..operators.spans import list_spans
 from ..operators.tiles import (
     list_crossed_parts,
     list_interleaved,
@@ -89,6 +96,7 @@ _PLAIN_LISTS: tuple[Callable[[Problem], Iterator[Alternative]], ...] = (
     list_normalised,
     list_weights,
     list_lost_parts,
+    list_sinks,
 )
 _ROUNDED: Mapping[str, Mapping[str, Any]] = {
     "sums of products are kept in float16": {"accumulate": "float16"},
@@ -288,6 +296,8 @@ class Trials:
         lists.append(list_own_limits(problem, every, unit))
         lists.append(list_mask_ends(problem, every, unit))
         lists.append(list_columns(problem, every, unit))
+        lists.append(list_partial_sums(problem, every, unit))
+        lists.append(list_stale_weights(problem, few, unit))
         lists.append(list_moved_tiles(problem, few, unit))
         lists.append(list_crossed_parts(problem, few, unit))
         lists.append(list_smoothed(problem))
@@ -297,6 +307,8 @@ class Trials:
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
             known = list_edited(self.posed, known_rows(self.posed))
             lists.append(filter(self.changes, known))
+        lists.append(list_spans(problem, every, unit))
+        lists.append(list_weighted_classes(problem, every, unit, self.about[1]))
         return lists
 
     def changes(self, one: Alternative) -> bool:

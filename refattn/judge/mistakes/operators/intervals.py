@@ -68,7 +68,7 @@ def list_intervals(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alt
     right = np.concatenate([np.ones((len(w), 1)), exact.out], -1)
     for words, change in changes.items():
         sums = np.pad(np.cumsum(change, 1), ((0, 0), (1, 0), (0, 0)))
-        j = find_interval(right, sums, x.got, sizes)
+        _, j = find_interval(right, sums, x.got, sizes)
         if head.mask is not None and not words:
             hidden = np.flatnonzero(~head.mask[:, j].all(0)) + j.start  # from some row
             if len(hidden):
@@ -81,8 +81,10 @@ def list_intervals(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alt
             yield Alternative(text, problem, compute=lose)
 
 
-def find_interval(right: Doubles, sums: Doubles, got: Doubles, sizes: Doubles) -> slice:
-    """Find the keys whose change brings some rows nearest to what they are."""
+def find_interval(
+    right: Doubles, sums: Doubles, got: Doubles, sizes: Doubles
+) -> tuple[float, slice]:
+    """Find the keys whose change brings some rows nearest to what they are, and how near."""
     m = sums.shape[1] - 1
 
     def rate(starts: Doubles, stops: Doubles) -> Doubles:
@@ -109,7 +111,8 @@ def find_interval(right: Doubles, sums: Doubles, got: Doubles, sizes: Doubles) -
     for _ in range(_TURNS):
         stop = _choose_round(rate(np.array([start]), every[start + 1 :]), start + 1, m)
         start = _choose_round(rate(every[:stop], np.array([stop])), 0, m)
-    return slice(start, stop)
+    off = rate(np.array([start]), np.array([stop]))
+    return float(off[0]), slice(start, stop)
 
 
 def _choose_round(far: Doubles, first: int, last: int) -> int:

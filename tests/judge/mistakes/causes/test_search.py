@@ -110,14 +110,6 @@ def crossing(size):
     return seen
 
 
-def exchanged():
-    """In each tile of 16 rows, columns 8 to 15 of the first 8 are columns 0 to 7 of the others."""
-    tiles = fused(S, V)[0].reshape(2, 4, 2, 8, 2, 8)
-    right = tiles.copy()
-    tiles[:, :, 0, :, 1], tiles[:, :, 1, :, 0] = right[:, :, 1, :, 0], right[:, :, 0, :, 1]
-    return given(tiles.reshape(2, N, 16))
-
-
 def overwritten():
     """The first rows of a head are the last of the one before, times a number."""
     out = fused(S, V)[0]
@@ -163,8 +155,6 @@ CASES = {
         "keys 16 to 31 count twice (used instead)"),
     "other columns": (lambda: given(np.roll(fused(S, V)[0], 4, -1) * (J[:16] > 3)),
         "in head 0, columns 4 to 15 hold the numbers of columns 0 to 11, and 4 columns are 0"),
-    "blocks exchanged": (exchanged, "in head 0, columns 0 to 7 of queries 8 to 63 whose index % "
-        "16 is 8 to 15 hold the numbers of columns 8 to 15 of queries 0 to 55 whose"),
     "overwritten": (overwritten, "in head 1, queries 0 to 19 hold the numbers of queries 44 to "
         "63 of head 0, times"),
     "filled": (lambda: attention(np.where(MASK, S, S - 6), mask=MASK),
