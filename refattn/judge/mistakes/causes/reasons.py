@@ -315,14 +315,9 @@ def explain_gradients(
         where = describe_place(problem, samples[name], verdict)
         worst = find_worst(problem, parts[name].numbers, verdict._replace(of=name), by)
         explained[name] = verdict._replace(suspects=suspects, place=where, worst=worst)
-        nan = [
-            f"{x}: {text}"
-            for x in failed
-            for text in verdicts[x].remarks
-            if x != name and "NaN" in text
-        ]
+        others = [(x, y) for x in failed if x != name for y in verdicts[x].remarks]
+        nan = [f"{x}: {text}" for x, text in others if "NaN" in text]
         seen = [] if suspects else list(list_seen(problem, samples[name], exact[name]))
-        # Terms of sums are right if they are in another gradient.
         if not suspects and any(verdicts[x].verdict == "PASS" for x in {"dq", "dk"} & {*verdicts}):
             seen = [*list_added_numbers(problem, samples[name], exact[name])] or seen
         remarks = [*nan, *seen, *(x for x in verdict.remarks if not (suspects and _NO_KERNEL in x))]

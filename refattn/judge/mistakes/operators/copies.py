@@ -19,14 +19,17 @@ from ..causes.suspects import as_suspect
 from ..causes.wrong_rows import FAR, Sample, differ, divide, row_sizes, thin
 
 _POOL, _HEADS = 2**24, 4  # pairs of rows that are compared, and wrong heads, at most
-_FEWEST, _NEAR_ONE = 4, 0.01  # rows that hold others, at least; factor that is none
+_FEWEST, _NO_FACTOR = 4, 0.01  # rows that hold others, at least; factor that is none
 _MATCHED, _PART = 0.9, 0.3  # shares of wrong rows that hold others: of all, and of a part
-_ALL_BLOCKS, _FIRST = 0.999, 32  # the same of wrong blocks; and of these, by which they are tried
-_ALIKE, _CANCELLED = 0.25, 0.1  # of the length of a block, at most, that its errors are
+_ALL_BLOCKS, _FIRST_BLOCKS = (
+    0.999,
+    32,
+)  # of wrong blocks; and these, by which they are tried
+_AS_HELD, _OF_CANCELLED = 0.25, 0.1  # of the length of a block, at most, that its errors are
 _WIDTHS = (128, 64, 32, 16, 8, 4)  # of blocks
-_SHIFTS, _SPANS = 4, 4  # distances that are told apart, and spans that are named, at most
+_DISTANCES, _SPANS = 4, 4  # distances that are told apart, and spans that are named, at most
 
-Blocks = npt.NDArray[np.int64]  # (blocks, 3): head, row and column
+BlockPlaces = npt.NDArray[np.int64]  # (blocks, 3): head, row and column
 Marks = npt.NDArray[np.bool_]
 Task = tuple[tuple[int, int], Marks, float]  # shape of blocks, what is wrong, and unit of errors
 
@@ -46,8 +49,8 @@ class Copies(NamedTuple):
 
     pool: Pool
     shape: tuple[int, int]  # of a block
-    to: Blocks
-    of: Blocks
+    to: BlockPlaces
+    of: BlockPlaces
     empty: int  # blocks that are 0
     factor: float
     wrong: int  # blocks
@@ -76,7 +79,7 @@ def name_copies(
         known = _search(pools, index, numbers.out(index), sample, sample.wrong[at])
         best = max(known, key=lambda x: x.share, default=None)
         if best is not None and best.share >= max(_FEWEST / best.wrong, _PART):
-            found.append((best.share, _describe(index, best, problem.rows)))
+            found.append((best.share, _describe_held(index, best, problem.rows)))
     if not found:
         return []
     share, text = found[0]
@@ -136,10 +139,13 @@ def match_blocks(
     """
     shape, wrong, unit = task
     held, theirs = (
-        _cut((got if right is None else got - right)[None], shape),
-        _cut(pool.exact, shape),
+        _cut_blocks((got if right is None else got - right)[None], shape),
+        _cut_blocks(pool.exact, shape),
     )
-    marked, sizes = _cut(wrong[None], shape).any(-1), _cut(row_sizes(got)[None], shape)
+    marked, sizes = (
+        _cut_blocks(wrong[None], shape).any(-1),
+        _cut_blocks(row_sizes(got)[None], shape),
+    )
     empty, some = (np.flatnonzero(marked & (np.any(held, -1) == x)) for x in (False, True))
     none, count = np.zeros((0, 3), int), len(some) + len(empty)
     found = Copies(pool, shape, none, none, len(empty), 1.0, count, right is not None)
@@ -147,7 +153,7 @@ def match_blocks(
         return found
     lengths = np.maximum(np.linalg.norm(theirs, axis=-1), 1e-300)
     whole = shape[0] == len(got) or shape[1] == got.shape[1]
-    for i in (some,) if whole else (thin(some, _FIRST), some):
+    for i in (some,) if whole else (thin(some, _FIRST_BLOCKS), some):
         nearest = np.argmax(held[i] @ (theirs / lengths[:, None]).T, -1)
         factors = np.sum(held[i] * theirs[nearest], -1) / np.square(lengths[nearest])
         factor = float(np.median(factors))
@@ -155,9 +161,9 @@ def match_blocks(
         of = _locate(nearest, pool.exact.shape, shape)
         rest = np.linalg.norm(held[i] - factor * theirs[nearest], axis=-1)
         rest /= abs(factor) * lengths[nearest]
-        near = (np.max(np.abs(z), -1) < FAR) & (rest < _ALIKE)
+        near = (np.max(np.abs(z), -1) < FAR) & (rest < _AS_HELD)
         if np.mean(near) > _MATCHED:  # in a few, large terms may cancel
-            near |= rest < _CANCELLED
+            near |= rest < _OF_CANCELLED
         if not whole and np.mean(near) < _ALL_BLOCKS:
             return found
     to = _locate(i, (1, *got.shape), shape)
@@ -169,23 +175,23 @@ def match_blocks(
     )
 
 
-def _cut(x: Any, shape: tuple[int, int]) -> Any:
+def _cut_blocks(x: Any, shape: tuple[int, int]) -> Any:
     """Cut heads, (heads, n, d), into blocks, (blocks, numbers)."""
     (heads, n, d), (r, c) = x.shape, shape
     return x.reshape(heads, n // r, r, d // c, c).swapaxes(2, 3).reshape(-1, r * c)
 
 
-def _locate(blocks: Any, lengths: tuple[int, ...], shape: tuple[int, int]) -> Blocks:
+def _locate(blocks: Any, lengths: tuple[int, ...], shape: tuple[int, int]) -> BlockPlaces:
     heads, n, d = lengths
     at = np.unravel_index(blocks, (heads, n // shape[0], d // shape[1]))
     return np.asarray(np.stack(at, -1) * [1, *shape])
 
 
-def _describe(index: Index, x: Copies, rows: str) -> str:
+def _describe_held(index: Index, x: Copies, rows: str) -> str:
     """Say what blocks hold: by distances or, of many, by heads."""
     by_head = np.arange(3) == 0
     by = np.where(by_head, x.of, x.of - x.to)
-    if len(np.unique(by, axis=0)) > _SHIFTS:
+    if len(np.unique(by, axis=0)) > _DISTANCES:
         by = by * by_head
     _, which, counts = np.unique(by, axis=0, return_inverse=True, return_counts=True)
     words = []
@@ -193,27 +199,27 @@ def _describe(index: Index, x: Copies, rows: str) -> str:
         to, of = (y[which.ravel() == at] for y in (x.to, x.of))
         own = x.pool.called == "head" and x.pool.indices[of[0, 0]] == index
         whose = "" if own else f" of {x.pool.called} {place(x.pool.indices[of[0, 0]])}"
-        here, there = _name(x, to, rows), _name(x, of, rows)
+        here, there = _name_held(x, to, rows), _name_held(x, of, rows)
         if len(np.unique(to - of, axis=0)) > 1 and {*map(tuple, to)} == {*map(tuple, of)}:
-            one, other = (" of ".join(_name(x, y[:1], rows)) for y in (to, of))
+            one, other = (" of ".join(_name_held(x, y[:1], rows)) for y in (to, of))
             there += [f"{there.pop()} in another order ({one} holds those of {other})"]
         source = " of ".join([y for y in there if y not in here] or there)
         numbers, to_these = f"the numbers of {source}{whose}", " of ".join(here)
         holds = f"hold{'s' * (len(to) == 1 in x.shape)}"
         added = f"{numbers} are added to {to_these}"
         words.append(added if x.added else f"{to_these} {holds} {numbers}")
-    times = "" if abs(x.factor - 1) < _NEAR_ONE else f", times {x.factor:.3g}"
-    zero = f", and {x.empty} {_called(x, rows)} are 0" * bool(x.empty)
+    times = "" if abs(x.factor - 1) < _NO_FACTOR else f", times {x.factor:.3g}"
+    zero = f", and {x.empty} {_call_blocks(x, rows)} are 0" * bool(x.empty)
     more = " and so on" * (len(words) > _SPANS)
     return f"in head {place(index)}, {', '.join(words[:_SPANS])}{more}{times}{zero}"
 
 
-def _called(x: Copies, rows: str) -> str:
+def _call_blocks(x: Copies, rows: str) -> str:
     whole = [size == length for size, length in zip(x.shape, x.pool.exact.shape[1:], strict=True)]
     return {(False, True): rows, (True, False): "columns"}.get(tuple(whole), "blocks")
 
 
-def _name(x: Copies, blocks: Blocks, rows: str) -> list[str]:
+def _name_held(x: Copies, blocks: BlockPlaces, rows: str) -> list[str]:
     """Name the columns and rows of blocks, each if they are not all."""
     words: list[str] = []
     for axis, kind in ((1, "columns"), (0, rows)):

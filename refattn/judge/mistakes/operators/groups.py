@@ -17,10 +17,14 @@ from ...verification.findings import describe_span, name_span
 from ..causes.backward import Backward, Candidate, Shares, compute_gradient, count_once
 from ..causes.wrong_rows import Sampled, differ, divide, row_sizes, thin
 
-_FITTED_ROWS, _FEW_ROWS = 16, 8  # of a head: to which times are fitted, and of dq
-_GROUPS, _MOST_TIMES, _OFF_TIMES = 16, 4, 0.05  # query heads; times that one counts, and how near
+_FITTED_ROWS, _ROWS_OF_DQ = 16, 8  # of a head: to which times are fitted, and of dq
+_MOST_QUERY_HEADS, _OFTENEST, _OFF_COUNTS = (
+    16,
+    4,
+    0.05,
+)  # query heads; times that one counts, and how near
 _SQUARE = 9.0  # mean square of z, at most, that is left
-_READ_PAIRS = 2**22  # of queries and keys of all heads, at most, that are read otherwise
+_PAIRS_OF_HEADS = 2**22  # of queries and keys of all heads, at most, that are read otherwise
 _COUNT_AS = {0: "are left out", 2: "count twice", 3: "count 3 times", 4: "count 4 times"}
 
 
@@ -51,7 +55,7 @@ def _fit_times(back: Backward, of: str, x: Sampled) -> dict[Index, int] | None:
     own = back.gradients[of].heads[x.rows.at]
     forward = back.gradients[of].forward
     heads, (n, m, _) = forward.lead[-1], forward.shape
-    few = heads <= _GROUPS and heads * n * m <= _READ_PAIRS
+    few = heads <= _MOST_QUERY_HEADS and heads * n * m <= _PAIRS_OF_HEADS
     every = [(*own[0][:-1], h) for h in range(heads)] if few else own
 
     def alone(head: Index) -> Doubles:
@@ -69,9 +73,9 @@ def _fit_times(back: Backward, of: str, x: Sampled) -> dict[Index, int] | None:
     # Heads count a whole number of times.
     counts = np.rint(fitted)
     left = got - columns @ counts
-    if np.max(np.abs(fitted - counts)) > _OFF_TIMES or np.mean(left * left) > _SQUARE:
+    if np.max(np.abs(fitted - counts)) > _OFF_COUNTS or np.mean(left * left) > _SQUARE:
         return None
-    if np.any((counts < 0) | (counts > _MOST_TIMES)):
+    if np.any((counts < 0) | (counts > _OFTENEST)):
         return None
     return {y: int(c) for y, c in zip(every, counts, strict=True) if c}
 
@@ -105,7 +109,7 @@ def list_regrouped(back: Backward) -> Iterator[Candidate]:
     keys, count = forward.key_heads, forward.lead[-1] if forward.lead else 1
     if "dq" not in back.failed or not keys or keys == count:
         return
-    wrong = [x.take(slice(_FEW_ROWS)) for x in back.list_wrong("dq")]
+    wrong = [x.take(slice(_ROWS_OF_DQ)) for x in back.list_wrong("dq")]
     for words, saved in (("", False), (", with the weights of the forward pass", True)):
         used: dict[int, int | None] = {h: h * keys // count for h in range(count)}
         for x in wrong:
