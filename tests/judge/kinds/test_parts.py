@@ -68,6 +68,19 @@ def test_right_parts_and_their_merge_pass():
     assert found.parts["part 1"].remarks == ["the part has no key"]
 
 
+@pytest.mark.parametrize("keys", [[0, 63, 64], [0, 64]], ids=["of one key", "alone"])
+def test_parts_with_nothing_to_weigh(keys):
+    """One key has weight 1, and one part: any mean of its value is right."""
+    q, k, v = inputs()
+    found = [decode_chunk(q, k[:, a:b], v[:, a:b]) for a, b in pairwise(keys)]
+    part_out, part_lse = (np.stack(x) for x in zip(*found, strict=True))
+    arrays = {"q": q, "k": k, "v": v, "part_out": bf16(part_out), "part_lse": part_lse}
+    given = {"part_keys": np.array(keys), "dtype": "bfloat16", "explain": False}
+    found = refattn.verify(**arrays, **given, out=combine(bf16(part_out), part_lse))
+    last = [*found.parts.values()][-1 if len(keys) == 2 else 1]
+    assert (found.verdict, last.remarks) == ("PASS", ["no query sees more than one key"])
+
+
 def test_parts_in_float32():
     q, k, v = (x.astype(f32) * f32(0.7) for x in inputs())
     found = [decode_chunk(q, k[:, a:b], v[:, a:b], f32) for a, b in pairwise(KEYS)]
