@@ -22,9 +22,9 @@ _MOST_QUERY_HEADS, _OFTENEST, _OFF_COUNTS = (
     16,
     4,
     0.05,
-)  # query heads; times that one counts, and how near
+)  # times that one counts, and how near
 _SQUARE = 9.0  # mean square of z, at most, that is left
-_PAIRS_OF_HEADS = 2**22  # of queries and keys of all heads, at most, that are read otherwise
+_GROUPED_PAIRS = 2**22  # of queries and keys of all heads, at most, that are read otherwise
 _COUNT_AS = {0: "are left out", 2: "count twice", 3: "count 3 times", 4: "count 4 times"}
 
 
@@ -55,7 +55,7 @@ def _fit_times(back: Backward, of: str, x: Sampled) -> dict[Index, int] | None:
     own = back.gradients[of].heads[x.rows.at]
     forward = back.gradients[of].forward
     heads, (n, m, _) = forward.lead[-1], forward.shape
-    few = heads <= _MOST_QUERY_HEADS and heads * n * m <= _PAIRS_OF_HEADS
+    few = heads <= _MOST_QUERY_HEADS and heads * n * m <= _GROUPED_PAIRS
     every = [(*own[0][:-1], h) for h in range(heads)] if few else own
 
     def alone(head: Index) -> Doubles:
