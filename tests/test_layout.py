@@ -49,7 +49,7 @@ TABLE = {
     "judge.verification": "engine features files judge.kinds judge.mistakes judge.rounding "
     "judge.stats registry",
     "judge.kinds": "engine files judge.rounding judge.verification",
-    "judge.runs": "files judge.rounding judge.stats judge.verification",
+    "judge.runs": "files judge.mistakes judge.rounding judge.stats judge.verification",
     "judge.conformance": "_version attention engine estimators features files gradients kernels "
     "judge.mistakes judge.rounding judge.stats judge.verification naive registry sampling theory",
     "judge.vectors": "_version files judge.conformance judge.mistakes naive registry",

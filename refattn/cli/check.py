@@ -23,6 +23,7 @@ from .options import (
     file_option,
     format_option,
     installed,
+    mistakes_option,
     needed,
     one_line,
     publish,
@@ -188,6 +189,7 @@ def _describe_estimator(record: Estimator) -> str:
     help="Import and call MODULE:CALLABLE in its own process, or in this one, where it may change "
     "what judges it.  [default: in its own]",
 )
+@mistakes_option
 @click.option("--reproducers", is_flag=True, help="Print a script for each failure.")
 @click.option(
     "--verbose", is_flag=True, help="List every check, also those that passed or did not run."

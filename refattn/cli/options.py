@@ -110,6 +110,15 @@ def estimators_option(help: str) -> Callable[[Any], Any]:
     )
 
 
+mistakes_option = click.option(
+    "--mistakes",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
+    help="Known bugs of your own, tried first as causes: edits of the formulas, as the guide shows "
+    "(validation/site/guide/mistakes.md). The file is executed, like a file of tests.",
+)
+
+
 def output(*suffixes: str) -> Callable[[Any, Any, str | None], Path | None]:
     """Make a check that a file with such a suffix can be written; it is not opened yet."""
     *first, last = suffixes

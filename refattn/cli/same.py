@@ -9,24 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..arrays.tables import Column, Table
-from .options import (
-    Answer,
-    alpha_option,
-    causal_option,
-    examples,
-    file_option,
-    format_option,
-    hardware_option,
-    one_line,
-    pages_layout_option,
-    profile_option,
-    publish,
-    scale_option,
-    softcap_option,
-    window_option,
-)
+from .options import Answer, examples, file_option, one_line, publish
 from .progress import Work
-from .verify import dtype_option, empty_rows_option, estimator_option
+from .verify import judging_options
 
 if TYPE_CHECKING:
     from ..files.tensors import Tensors
@@ -46,21 +31,8 @@ _PATH = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
 )
 @click.argument("a", metavar="A", type=_PATH)
 @click.argument("b", metavar="B", type=_PATH)
-@estimator_option
-@dtype_option
-@profile_option
-@hardware_option("try ieee, then the others")
-@causal_option
-@scale_option
-@window_option
-@softcap_option
-@pages_layout_option
-@empty_rows_option
+@judging_options
 @click.option("--bitwise", is_flag=True, help="Fail if any bit differs.")
-@click.option("--all", "everything", is_flag=True, help="Verify all rows of large files.")
-@alpha_option("kernel")
-@click.option("--no-cause", is_flag=True, help="Do not search for causes of wrong numbers.")
-@format_option
 @file_option("json", "Write the verdict.")
 @click.pass_context
 def same_command(
@@ -107,6 +79,7 @@ def _compare_files(
     **options: Any,
 ) -> tuple[list[tuple[Tensors, Problem]], Same]:
     from ..files.tensors import open_tensors
+    from ..judge.kinds.parts import PART_ARRAYS
     from ..judge.runs.comparing import KernelRun, compare_runs
     from ..judge.verification.door import check_alpha
     from ..judge.verification.empty_rows import settle
@@ -115,7 +88,8 @@ def _compare_files(
 
     bitwise = options.pop("bitwise")
     asked = options.pop("everything"), options.pop("hardware"), not options.pop("no_cause")
-    also, opened, runs = list_gates(options["estimator"]), [], []
+    also = {*list_gates(options["estimator"])} - {*PART_ARRAYS}
+    opened, runs = [], []
     for path, inputs in ((a, None), (b, a)):
         x = open_tensors(
             path, dtype=dtype, layout=layout, required=("out",), also=also, inputs=inputs

@@ -22,6 +22,7 @@ from .options import (
     installed,
     known_option,
     many_heads,
+    mistakes_option,
     needed,
     one_line,
     pages_layout_option,
@@ -116,6 +117,27 @@ empty_rows_option = known_option(
 )
 
 
+def judging_options(command: Any) -> Any:
+    """Add the options of commands that judge numbers of files."""
+    every = click.option(
+        "--all", "everything", is_flag=True, help="Test all rows of large files, not a sample."
+    )
+    no_cause = click.option(
+        "--no-cause", is_flag=True, help="Do not search for causes of wrong numbers."
+    )
+    numbers = (
+        estimator_option,
+        dtype_option,
+        profile_option,
+        hardware_option("try ieee, then the others"),
+    )
+    attention = causal_option, scale_option, window_option, softcap_option, pages_layout_option
+    verdict = every, empty_rows_option, alpha_option("kernel"), no_cause, format_option
+    for option in reversed((*numbers, *attention, *verdict)):
+        command = option(command)
+    return command
+
+
 @click.command(
     "verify",
     help=_VERIFY,
@@ -132,7 +154,7 @@ empty_rows_option = known_option(
     required=True,
     type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
 )
-@estimator_option
+@judging_options
 @click.option("--chunk", type=int, metavar="N", help="Tokens of a chunk, for eva and second-order.")
 @click.option(
     "--proposals",
@@ -147,14 +169,6 @@ empty_rows_option = known_option(
     metavar="X",
     help="What is added to features, for performer-relu.  [default: 0.001]",
 )
-@dtype_option
-@profile_option
-@hardware_option("try ieee, then the others")
-@causal_option
-@scale_option
-@window_option
-@softcap_option
-@pages_layout_option
 @known_option(
     "--normalise",
     known=lambda: needed("judge.rounding.norms").NORMALISED,
@@ -165,25 +179,12 @@ empty_rows_option = known_option(
     "--norm-eps", type=float, metavar="X", help="Epsilon of these norms.  [default: tried]"
 )
 @click.option(
-    "--all", "everything", is_flag=True, help="Test all rows of large files, not a sample."
-)
-@empty_rows_option
-@alpha_option("kernel")
-@click.option(
     "--strict",
     is_flag=True,
     help="Reject numbers that only sums narrower than float32 explain, whatever the profile.",
 )
-@click.option("--no-cause", is_flag=True, help="Do not search for causes of wrong numbers.")
-@click.option(
-    "--mistakes",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
-    help="Known bugs of your own, tried first as causes: edits of the formulas, as the guide shows "
-    "(validation/site/guide/mistakes.md). The file is executed, like a file of tests.",
-)
+@mistakes_option
 @click.option("--verbose", is_flag=True, help="Print all causes, all failed tests, and remarks.")
-@format_option
 @file_option("json", "Write the verdict; for several files, a list.")
 @file_option("html", "Write the verdict as a standalone page.")
 @plot_option("Plot each error of the worst head divided by its standard deviation.")

@@ -31,8 +31,8 @@ def test_a_row_that_changes_when_a_batch_member_is_added():
     lines = result.stdout.splitlines()
     assert [x[:11] for x in lines if ".npz" in x] == ["A: two.npz:", "B: one.npz:"]
     assert "FAIL: no correct kernel gives A" in lines
-    assert "  differ: 1 of 256 rows with equal inputs: head (1, 2), row 17" in lines
-    assert "  only in one file, so not compared: heads (0, 0) to (0, 3) of A" in lines
+    assert "  differ: 1 of 256 rows with equal inputs: head (1, 2), query 17" in lines
+    assert "  only in one file, so not compared: heads (0, 0), (0, 1), (0, 2), (0, 3) of A" in lines
     assert "  B alone: PASS (profile flash)" in lines
     found = loads(same("one.npz", "two.npz", "--no-cause", "--format", "json").stdout)
     assert (found["wrong"], found["rows"][0][0]) == ("B", [0, 2, 17])

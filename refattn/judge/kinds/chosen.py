@@ -11,8 +11,9 @@ the keys C of those that it sees if no other key is surely better,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,9 +24,8 @@ from ...arrays.library import Doubles
 from ...arrays.words import name_row
 from ..rounding.formats import widen
 from ..rounding.problems import Index, Problem, take_head
-from ..rounding.profiles import profile_of
 from ..rounding.roundings import Roundings, sum_error
-from ..verification.choice import ProfileChoice, choose_profiles
+from ..verification.choice import Request, choose_profiles
 from ..verification.findings import Finding, Suspect, Z
 from ..verification.verdict import Verdict
 
@@ -39,7 +39,7 @@ def choose_keys(problem: Problem, given: Mapping[str, Any]) -> Problem:
 
     Each row of `indices` is the choice of a block of equally many queries. A block may choose keys
     that any of its queries sees. `index_q`, with a row for each block, and `index_k` may be given,
-    too: their products rank the keys.
+    too: their products rank the keys, or blocks of equally many keys, each a row of `index_k`.
     """
     n, m, _ = problem.shape
     rule = "(..., n or blocks, S)"
@@ -52,8 +52,10 @@ def choose_keys(problem: Problem, given: Mapping[str, Any]) -> Problem:
         )
     _check_lead("indices", chosen.shape, problem.lead)
     ranked, of_each = _read_ranked(problem, given, chosen.shape[-2]), n // chosen.shape[-2]
-    if np.any((chosen < -1) | (chosen >= m)):
-        raise ValueError(f"`indices` must be keys of 0 to {m - 1}, or -1 for none.")
+    count = ranked["index_k"].shape[-2] if ranked else m
+    if np.any((chosen < -1) | (chosen >= count)):
+        what = "keys" if count == m else f"blocks of {m // count} keys"
+        raise ValueError(f"`indices` must be {what} of 0 to {count - 1}, or -1 for none.")
 
     @lru_cache(maxsize=_HEADS_KEPT)
     def read(index: Index) -> Mapping[str, Any]:
@@ -64,11 +66,19 @@ def choose_keys(problem: Problem, given: Mapping[str, Any]) -> Problem:
         more = {name: take_head(x, index, problem.lead) for name, x in ranked.items()}
         if ranked:
             more["index_q"] = np.repeat(more["index_q"], of_each, 0)
-        by_any = np.any(shown.reshape(-1, of_each, m), 1)
-        more |= {"indices": rows, "shown": np.repeat(by_any, of_each, 0)}
-        return {**arrays, **more, "mask": show_chosen(rows, m) & arrays.get("mask", np.True_)}
+            by_any = np.any(shown.reshape(n // of_each, of_each, count, -1), (1, 3))
+            more |= {"chosen": rows, "shown": np.repeat(by_any, of_each, 0)}
+        more["indices"] = _list_block_keys(rows, m // count)
+        mask = show_chosen(more["indices"], m) & arrays.get("mask", np.True_)
+        return {**arrays, **more, "mask": mask}
 
     return problem._replace(read=read)
+
+
+def _list_block_keys(rows: _KeyNumbers, size: int) -> _KeyNumbers:
+    """List the keys of blocks of one size; -1 for those of none."""
+    keys = np.where(rows < 0, -size, rows * size)[..., None] + np.arange(size)
+    return np.maximum(keys, -1).reshape(len(rows), -1)
 
 
 def _read_ranked(problem: Problem, given: Mapping[str, Any], rows: int) -> dict[str, Doubles]:
@@ -78,9 +88,11 @@ def _read_ranked(problem: Problem, given: Mapping[str, Any], rows: int) -> dict[
         raise ValueError("`index_q` and `index_k` must be given together.")
     found = {x: widen(x, given[x]) for x in names}
     for (name, x), size in zip(found.items(), (rows, problem.shape[1]), strict=False):
-        if x.ndim < 2 or x.shape[-2] != size or not np.all(np.isfinite(x)):
+        of_blocks = name == "index_k" and x.ndim > 1 and x.shape[-2] and not size % x.shape[-2]
+        if x.ndim < 2 or not (of_blocks or x.shape[-2] == size) or not np.all(np.isfinite(x)):
+            many = f"{size}{' or blocks' * (name == 'index_k')}"
             raise ValueError(
-                f"`{name}` must be finite, of shape (..., {size}, size), got shape {x.shape}."
+                f"`{name}` must be finite, of shape (..., {many}, size), got shape {x.shape}."
             )
         _check_lead(name, x.shape, problem.lead)
     if len({x.shape[-1] for x in found.values()}) > 1:
@@ -115,72 +127,79 @@ class _ChosenRows(NamedTuple):
     few: npt.NDArray[np.bool_]  # or fewer keys than it sees, with room for more
     free: npt.NDArray[np.bool_]  # whether the second best choice would not be noticed
 
+    @property
+    def wrong(self) -> npt.NDArray[np.bool_]:
+        """Whether rounding does not allow the choice."""
+        return (self.over > 1) | self.hidden | self.twice | self.few
 
-def judge_choice(problem: Problem, dtype: str, profile: ProfileChoice, alpha: float) -> Verdict:
+
+_ChosenHeads = Sequence[tuple[Index, _ChosenRows]]
+
+
+def judge_choice(
+    problem: Problem, asked: Request, rankings: Iterable[tuple[str, Problem]]
+) -> Verdict:
     """Judge whether queries chose the best of the keys that they see.
 
     Scores are those of the profiles, by default in float32 and then rounded to the storage type.
+    The cause is the first of some wrong rankings by which the choice would be right.
     """
+    dtype, profile = asked.dtype, asked.profile
     if profile is None or isinstance(profile, list | tuple):
         profile = {"float64": ["math64"], "float32": ["math"]}.get(dtype, ["math", "eager"])
-    found: dict[str, list[tuple[Index, _ChosenRows]]] = {}
-    for name, tried in choose_profiles(dtype, dtype, profile).items():
-        roundings = profile_of(tried).roundings(dtype)
-        found[name] = [
-            (index, _judge_head(problem, index, roundings)) for index in np.ndindex(problem.lead)
-        ]
+    roundings = {x: y.roundings(dtype) for x, y in choose_profiles(dtype, dtype, profile).items()}
+    found = dict[str, _ChosenHeads]()
+    for name, tried in roundings.items():
+        found[name] = _judge_heads(problem, tried)
         if not any(np.any(x.over > 1) for _, x in found[name]):
             break
-    heads, by = found[name], name
-    faults = list(_list_faults(heads))
-    wrong = tuple(
-        ((*index, int(i)), 0.0)
-        for index, x in heads
-        for i in np.flatnonzero((x.over > 1) | x.hidden | x.twice | x.few)
-    )
-    over = np.concatenate([x.over for _, x in heads] or [np.zeros(0)])
+    by, heads = [*found.items()][-1]
+    rows = [(*index, int(i)) for index, x in heads for i in np.flatnonzero(x.wrong)]
+    faults = [*_list_faults(heads)]
+    if rows and asked.explain:
+        tightest = next(iter(roundings.values()))  # by others a choice may mean little
+        others = ((text, _judge_heads(x, tightest)) for text, x in rankings)
+        causes = (text for text, other in others if not any(x.wrong.any() for _, x in other))
+        faults = [*islice(causes, 1), *faults]
     free = all(x.free.all() for _, x in heads)
-    p = 0.0 if wrong else 1.0
-    where = name_row(wrong[0][0]) if wrong else ""
-    n, _, _ = problem.shape
-    size = problem.first["indices"].shape[-1] if problem.first else 0
-    largest = float(np.max(over, initial=0.0))
+    over = np.concatenate([x.over for _, x in heads] or [np.zeros(0)])
+    largest, p = float(np.max(over, initial=0.0)), 0.0 if rows else 1.0
+    first = name_row(rows[0]) if rows else ""
+    nan, (n, _, _) = math.nan, problem.shape
     return Verdict(
-        "FAIL" if wrong else "UNDERPOWERED" if free else "PASS",
-        None if wrong else by,
-        Z(
-            float(np.sqrt(np.mean(np.square(np.maximum(over, 0.0))))) if over.size else 0.0,
-            largest,
-            (),
-        ),
-        [Finding("bound of scores", p, p, largest, where)],
-        [Suspect("choice", math.nan, math.nan, math.nan, math.nan, x) for x in faults],
-        ["no query had a choice that rounding does not allow"] if free and not wrong else [],
-        dtype,
-        dtype,
-        (*problem.lead, n, size),
-        0.0,
-        {},
-        alpha,
-        {},
-        0.0,
-        by,
+        verdict="FAIL" if rows else "UNDERPOWERED" if free else "PASS",
+        profile=None if rows else by,
+        z=Z(math.sqrt(np.mean(np.maximum(over, 0.0) ** 2)) if over.size else 0.0, largest, ()),
+        tests=[Finding("bound of scores", p, p, largest, first)],
+        suspects=[Suspect("choice", nan, nan, nan, nan, x) for x in faults],
+        remarks=["no query had a choice that rounding does not allow"] * (free and not rows),
+        dtype=dtype,
+        out_dtype=dtype,
+        shape=(*problem.lead, n, problem.first["chosen"].shape[-1]),
+        known=0.0,
+        detectable={},
+        alpha=asked.alpha,
+        trials={},
+        seconds=0.0,
+        by=by,
         of="indices",
-        place=f"{len(wrong)} of {over.size} rows" if wrong else "",
-        rows=wrong,
+        place=f"{len(rows)} of {over.size} rows" if rows else "",
+        rows=tuple((x, 0.0) for x in rows),
     )
 
 
-def _judge_head(problem: Problem, index: Index, roundings: Roundings) -> _ChosenRows:
+def _judge_heads(problem: Problem, roundings: Roundings) -> _ChosenHeads:
+    return [(x, _judge_head(problem.read(x), roundings)) for x in np.ndindex(problem.lead)]
+
+
+def _judge_head(arrays: Mapping[str, Any], roundings: Roundings) -> _ChosenRows:
     """Compare the scores of the keys that the rows of a head chose with those of all others."""
-    arrays = problem.read(index)
-    rows, m = arrays["indices"], problem.shape[1]
-    q, k, seen = (arrays[x] for x in ("index_q", "index_k", "shown"))
+    q, k, seen, rows = (arrays[x] for x in ("index_q", "index_k", "shown", "chosen"))
     scores, sizes = q @ k.T, np.abs(q) @ np.abs(k).T
     bound = sum_error(roundings, q.shape[-1], 0) * sizes
     if roundings.scores is not None:
         bound = bound + roundings.scores.spacing(np.abs(scores) + bound) / 2
-    chosen = show_chosen(rows, m)
+    chosen = show_chosen(rows, len(k))
     worst = np.where(chosen & seen, scores + bound, math.inf)
     best = np.where(~chosen & seen, scores - bound, -math.inf)
     pair = np.stack([np.argmin(worst, -1), np.argmax(best, -1)], -1)
@@ -197,19 +216,18 @@ def _judge_head(problem: Problem, index: Index, roundings: Roundings) -> _Chosen
     return _ChosenRows(over, pair, of_pair, np.any(chosen & ~seen, -1), twice, few, free)
 
 
-def _list_faults(heads: Sequence[tuple[Index, _ChosenRows]]) -> Sequence[str]:
+def _list_faults(heads: _ChosenHeads) -> Iterator[str]:
     """Describe what is wrong with a choice, by its first row."""
     texts = {
         "hidden": "a key is chosen that the query does not see",
         "twice": "a key is chosen twice",
         "few": "fewer keys are chosen than the query sees, though there is room",
     }
-    found = []
     for index, x in heads:
         at = int(np.argmax(x.over)) if len(x.over) else 0
         if len(x.over) and x.over[at] > 1:
             (chosen, other), (low, high) = x.pair[at].tolist(), x.scores[at].tolist()
-            found.append(
+            yield (
                 f"key {other} has a larger score than key {chosen} that was chosen, {high:.6g} and "
                 f"{low:.6g}, {x.over[at]:.3g} times as far apart as rounding allows: "
                 f"{name_row((*index, at))}"
@@ -218,5 +236,4 @@ def _list_faults(heads: Sequence[tuple[Index, _ChosenRows]]) -> Sequence[str]:
     for name, text in texts.items():
         rows = [(*index, int(i)) for index, x in heads for i in np.flatnonzero(getattr(x, name))]
         if rows:
-            found.append(f"{text}: {len(rows)} rows, the first is {name_row(rows[0])}")
-    return found
+            yield f"{text}: {len(rows)} rows, the first is {name_row(rows[0])}"

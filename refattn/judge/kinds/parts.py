@@ -20,18 +20,22 @@ from ...arrays import checks
 from ...arrays.library import Doubles
 from ..rounding.formats import dtype_of, widen
 from ..rounding.problems import Index, Problem
+from ..verification.choice import is_narrow
 from ..verification.findings import Numbers, Part
 from ..verification.inputs import narrowest
 from ..verification.verdict import Verdict
 
 PART_ARRAYS = ("part_out", "part_lse", "part_keys")  # arrays
 MERGE = "merge"
-_MERGED_ROWS = 64  # of a head
+_MERGED_ROWS = 256  # of a head
 
 
-def pose_parts(whole: Part, given: Mapping[str, Any]) -> dict[str, Part]:
-    """List what is judged of parts: each of them by its number, and the merge to the output."""
-    problem, numbers = whole
+def pose_parts(posed: Mapping[str, Part], given: Mapping[str, Any]) -> dict[str, Part]:
+    """Add what is judged of parts: each of them by its number, and the merge to the output.
+
+    The output is that of the merge alone if parts are stored in 16 bits, which it is not exact to.
+    """
+    problem, numbers = posed["out"]
     missing = [x for x in PART_ARRAYS if given.get(x) is None]
     if problem.kind != "scores" or missing:
         what = (
@@ -58,49 +62,54 @@ def pose_parts(whole: Part, given: Mapping[str, Any]) -> dict[str, Part]:
         seen = (np.arange(m) >= keys[at]) & (np.arange(m) < keys[at + 1])
         of_part = Numbers(out[at].__getitem__, dtype, lse[at].__getitem__, of_lse)
         found[f"part {at}"] = Part(alone.masked(np.broadcast_to(seen, (n, m))), of_part)
-    return found | {MERGE: _pose_merge(problem, numbers, out, lse)}
+    narrow = is_narrow(dtype) or is_narrow(of_lse)
+    rest = {x: y for x, y in posed.items() if x != "out" or not narrow}
+    return rest | found | {MERGE: _pose_merge(problem, numbers, (out, lse), np.diff(keys))}
 
 
 def settle_part(name: str, part: Part, verdict: Verdict) -> Verdict:
-    """Say that nothing else passes for a part without keys, and what the bias of the merge is."""
+    """Say what the bias or the mask of a part is, and that nothing else passes without keys."""
+    if name in ("out", "state"):
+        chosen = "indices" in part.problem.first
+        return verdict.renamed("the mask", "the choice of keys") if chosen else verdict
     if name == MERGE:
-        texts = [x.text.replace("the bias", "lse of the parts") for x in verdict.suspects]
-        found = zip(verdict.suspects, texts, strict=True)
         blind = tuple(x for x in verdict.blind if "scale" not in x)  # products are all 0
-        return verdict._replace(suspects=[x._replace(text=y) for x, y in found], blind=blind)
+        verdict = verdict.renamed("the bias", "lse of the parts")._replace(blind=blind)
     masks = (part.problem.read(index)["mask"] for index in np.ndindex(part.problem.lead))
-    if verdict.verdict == "UNDERPOWERED" and not any(map(np.any, masks)):
-        return verdict._replace(verdict="PASS", blind=(), remarks=["the part has no key"])
+    most = max((int(np.max(np.sum(x, -1), initial=0)) for x in masks), default=0)
+    if verdict.verdict == "UNDERPOWERED" and most < 2:  # any mean of one value is right
+        words = "no query sees more than one key" if most else "the part has no key"
+        return verdict._replace(verdict="PASS", blind=(), remarks=[words])
     return verdict
 
 
-def _pose_merge(problem: Problem, numbers: Numbers, out: Doubles, lse: Doubles) -> Part:
+def _pose_merge(
+    problem: Problem, numbers: Numbers, given: tuple[Doubles, Doubles], sizes: Doubles
+) -> Part:
     """Pose the merge of some queries of each head: row i sees the parts of its own query alone."""
     n, _, d_v = problem.shape
     rows = np.unique(np.linspace(0, n - 1, min(n, _MERGED_ROWS)).astype(int))
-    count, parts = len(rows), len(out)
+    count, parts = len(rows), len(sizes)
     own = np.repeat(np.eye(count, dtype=bool), parts, 1)  # (rows, rows x parts)
 
     def read(index: Index) -> Mapping[str, Any]:
         at: Any = (slice(None), *index)
-        values, scores = (np.moveaxis(x[at][:, rows], 0, 1) for x in (out, lse))
+        values, scores = (np.moveaxis(x[at][:, rows], 0, 1) for x in given)
         # Queries that differ are rows apart; their products with keys of 0 are 0.
         found = {"q": 1.0 + np.arange(count)[:, None], "k": np.zeros((count * parts, 1))}
-        found |= {"v": np.nan_to_num(values.reshape(-1, d_v)), "mask": own}
-        found["bias"] = np.where(own, scores.reshape(1, -1), 0.0)
-        sinks = {"sinks": problem.read(index)["sinks"]} if problem.has_sinks else {}
-        return found | sinks
+        found |= {"v": np.nan_to_num(values.reshape(-1, d_v)), "mask": own, "part_sizes": sizes}
+        found["bias"] = np.broadcast_to(scores.reshape(1, -1), own.shape)
+        return found | ({"sinks": problem.read(index)["sinks"]} if problem.has_sinks else {})
 
-    merge = Problem(
-        problem.lead,
-        (count, count * parts, d_v),
-        read,
-        1.0,
-        False,
-        (None, None),
-        None,
-        has_sinks=problem.has_sinks,
-        storage=problem.storage,
+    merge = problem._replace(
+        shape=(count, count * parts, d_v),
+        read=read,
+        scale=1.0,
+        causal=False,
+        window=(None, None),
+        softcap=None,
+        key_heads=None,
+        packed=None,
     )
     some = f"{count} of {n} queries of each head are tested" if count < n else ""
     of_rows = numbers._replace(out=lambda index: numbers.out(index)[rows], remark=some)

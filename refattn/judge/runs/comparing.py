@@ -25,6 +25,7 @@ from ...arrays.threads import one_blas_thread
 from ...arrays.words import with_known_keywords
 from ...files.tensors import view_heads_first
 from .. import stats
+from ..mistakes.causes.places import list_rows
 from ..rounding.covariance import distinct_columns
 from ..rounding.formats import check_all_hold, dtype_of, widen
 from ..rounding.problems import Index, Problem, pose_arrays
@@ -44,7 +45,7 @@ from ..verification.reading import gather_parts
 from ..verification.verdict import Verdict
 from ..verification.z_scores import BEYOND, over_bound
 from .matching import Match, match_rows
-from .sameness import Same, name_rows
+from .sameness import Same
 
 _VERDICTS = 3  # on each output, and on what is between them
 _NO_COLUMNS = np.zeros(0, np.int64)
@@ -179,16 +180,16 @@ def compare_runs(
     """
     a, b = (x.part for x in runs)
     match = match_rows(a, b)
-    compared, differing = int(np.sum(match.partner >= 0)), np.argwhere(match.differs)
+    compared, differing = int(np.sum(match.partner >= 0)), int(np.sum(match.differs))
     if not compared:
         raise ValueError("A and B must have a row with equal inputs, got none.")
     equal = Same(
         "PASS",
-        not len(differing),
+        not differing,
         (),
         compared,
-        len(differing),
-        name_rows(a.problem, differing),
+        differing,
+        ", ".join(list_rows(a.problem, match.differs)),
         _name_added(a, b, match),
         bitwise=bitwise,
         alpha=alpha,
@@ -310,5 +311,9 @@ def _choose_rows(problem: Problem, differs: npt.NDArray[np.bool_], everything: b
 
 def _name_added(a: Part, b: Part, match: Match) -> str:
     """Name the rows that only A or only B has."""
-    alone = ("A", a, np.argwhere(match.partner < 0)), ("B", b, np.argwhere(match.only_b))
-    return " and ".join(f"{name_rows(x.problem, y)} of {name}" for name, x, y in alone if len(y))
+    alone = ("A", a, match.partner < 0), ("B", b, match.only_b)
+    return " and ".join(
+        f"{', '.join(list_rows(x.problem, y)) or 'all rows'} of {name}"
+        for name, x, y in alone
+        if y.any()
+    )

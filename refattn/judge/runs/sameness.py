@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import NamedTuple
 
 from ...arrays.shown import held
-from ...arrays.words import name_element, place, to_json
-from ..rounding.problems import Problem
-from ..verification.findings import Worst, as_cause, describe_span
+from ...arrays.words import name_element, to_json
+from ..verification.findings import Worst, as_cause
 from ..verification.verdict import Verdict
-
-_HEADS_NAMED = 4
 
 
 @held("verdict", "equal", "compared", "differing", "alpha")
@@ -113,25 +107,6 @@ class Same(NamedTuple):
         if self.verdict == "UNDERPOWERED":
             return "roundings explain all differences, but a wrong output would also pass"
         return "two runs of one correct kernel may differ so"
-
-
-def name_rows(problem: Problem, rows: npt.NDArray[Any]) -> str:
-    """Name rows of a result by (head, row), with whole heads together."""
-    heads = {x: rows[rows[:, 0] == x, 1] for x in np.unique(rows[:, 0]).tolist()}
-    whole = [x for x, found in heads.items() if len(found) == problem.shape[0] and problem.lead]
-    words = []
-    if whole:
-        first, last = (place(problem.index_of(x)) for x in (whole[0], whole[-1]))
-        together = len(whole) == whole[-1] - whole[0] + 1
-        many = f"heads {first} to {last}" if together else f"{len(whole)} whole heads from {first}"
-        words.append(many if len(whole) > 1 else f"head {first}")
-    apart = [x for x in heads if x not in whole]
-    for x in apart[:_HEADS_NAMED]:
-        of_head = f"head {place(problem.index_of(x))}, " if problem.lead else ""
-        many = "s" * (len(heads[x]) > 1)
-        words.append(f"{of_head}row{many} {describe_span(heads[x])}")
-    left = len(apart) - _HEADS_NAMED
-    return "; ".join(words) + (f"; and {left} more heads" if left > 0 else "")
 
 
 Same.__module__ = "refattn.judge.runs"  # where users find it, and so do pickles

@@ -151,6 +151,14 @@ class Request(NamedTuple):
         shared = any(x.problem.shares_keys for x in parts.values())
         return self._replace(profile=add_by_head(names) if shared else names)
 
+    def of_merge(self, part: Part) -> Request:
+        """Name the profiles to try if this is a merge: its scores are given, and not rounded."""
+        if "part_sizes" not in part.problem.first or isinstance(self.profile, str | Profile):
+            return self
+        wide = not is_narrow(part.numbers.out_dtype)
+        names = self.profile or usual_profiles(self.dtype, wide)
+        return self._replace(profile=[x for x in names if profile_of(x).scores is None])
+
 
 def choose_for(
     problem: Problem, out_dtype: str, dtype: str, profile: ProfileChoice, strict: bool

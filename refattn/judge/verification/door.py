@@ -190,12 +190,14 @@ def verify(
     indices : array of int, shape (..., S) or (..., rows, S), optional
         For "coreset", the keys that are attended to. For softmax attention, the keys that each
         query chose, or each block of n / rows queries; -1 for none.
-    index_q, index_k : arrays, shapes (..., n, d_i) and (..., m, d_i), optional
+    index_q, index_k : arrays, shapes (..., n, d_i) and (..., m or blocks, d_i), optional
         Vectors whose products rank the keys, for blocks of queries one for each block: whether
-        rounded products allow the choice in `indices` is a part `indices` of the verdict.
+        rounded products allow the choice in `indices` is a part `indices` of the verdict. If
+        `index_k` has fewer rows than m, `indices` are blocks of equally many keys.
     part_out, part_lse, part_keys : arrays, shapes (P, ..., n, d_v), (P, ..., n) and (P + 1,)
         For softmax attention, outputs and log normalisers of P parts of the keys, and the first key
-        of each part and the end. Each part and the merge to `out` are parts of the verdict.
+        of each part and the end. Each part and the merge to `out` are parts of the verdict; if
+        parts are in 16 bits, `out` is judged by its merge alone.
     normalise : {"qk", "q", "k"}, optional
         Which arrays the kernel divides by the norms of their rows, for softmax attention in
         bfloat16 and float16. The norm is max(|x|, eps), sqrt(|x|^2 + eps) or sqrt(|x|^2 / d + eps),
@@ -385,7 +387,7 @@ def verify(
         parts = gather_parts(problem, read, types, {x: y.shape for x, y in got.items()}, declared)
         of_parts = {"part_out": part_out, "part_lse": part_lse, "part_keys": part_keys}
         if part_out is not None and "out" in parts:
-            parts |= pose_parts(parts["out"], of_parts)
+            parts = pose_parts(parts, of_parts)
     scaled = any(x is not None for x in (*scales.values(), normalise))
     names = name_profiles(profile, kind, inputs.types, storage, scaled, parts)
     asked = (storage, names, alpha, everything, hardware, explain, accumulate is not None, rows)

@@ -54,6 +54,7 @@ import numpy as np
 from ...arrays.threads import Interrupted, one_blas_thread
 from ..kinds.chosen import judge_choice
 from ..kinds.parts import settle_part
+from ..mistakes.causes.choices import list_rankings
 from ..mistakes.causes.places import list_remarks, say_rows, suspect_narrower
 from ..mistakes.causes.reasons import explain, explain_gradients
 from ..mistakes.causes.states import find_coarse_state, keep_common
@@ -463,12 +464,11 @@ def _judge_each(parts: Mapping[str, Part], whole: Request, verdicts: dict[str, V
     forward_asked = whole._replace(alpha=whole.alpha / len(parts))
     for name, part in parts.items():
         if part.problem.gradient is None:
-            verdicts[name] = judge(*part, *forward_asked)
-            if name not in ("out", "state"):
-                verdicts[name] = settle_part(name, part, verdicts[name])
+            found = judge(*part, *forward_asked.of_merge(part))
+            verdicts[name] = settle_part(name, part, found)
     gradients = {x: y for x, y in parts.items() if x not in verdicts}
     if "out" in parts and "index_q" in (problem := parts["out"].problem).first:
-        verdicts["indices"] = judge_choice(problem, whole.dtype, whole.profile, whole.alpha)
+        verdicts["indices"] = judge_choice(problem, whole, list_rankings(problem))
     if gradients:
         asked = forward_asked.of_gradients(gradients)
         backward = _judge_gradients(gradients, asked)

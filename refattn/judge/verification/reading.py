@@ -280,8 +280,7 @@ def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
         return gather_recurrent(problems, read, types, kept)
     parts = gather_parts(problem, read, types, tensors.shapes)
     if "part_out" in tensors.shapes and "out" in parts:
-        given = tensors.read_whole(PART_ARRAYS)
-        parts |= pose_parts(parts["out"], given)
+        parts = pose_parts(parts, tensors.read_whole(PART_ARRAYS))
     return parts
 
 

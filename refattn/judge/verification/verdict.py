@@ -196,6 +196,12 @@ class Verdict(NamedTuple):
         parts = {x: y.with_remark(text) if x == self.of else y for x, y in self.parts.items()}
         return self._replace(remarks=[text, *self.remarks], parts=parts)
 
+    def renamed(self, name: str, to: str) -> Verdict:
+        """Rename an array in the texts of causes."""
+        return self._replace(
+            suspects=[x._replace(text=x.text.replace(name, to)) for x in self.suspects]
+        )
+
     def leave_causes(self) -> Verdict:
         """Say of wrong numbers that their causes, beside a factor, were not searched for."""
         if self.verdict != "FAIL":

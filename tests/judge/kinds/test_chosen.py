@@ -5,6 +5,8 @@ import pytest
 
 import refattn
 from refattn.judge.kinds.chosen import choose_keys
+from refattn.judge.mistakes.causes.choices import list_choices
+from refattn.judge.mistakes.causes.sampled import Rows
 from refattn.judge.rounding.problems import pose_arrays
 from tests.cli import running
 from tests.cli.running import loads
@@ -74,6 +76,88 @@ def test_wrong_kernels_are_named(best, wrong, cause):
     found = judged(gather(q, k, v, best, **wrong), best)
     assert found.verdict == "FAIL"
     assert cause in found.suspects[0].text
+
+
+WRONG_READS = {
+    "-1 in the indices is read as the first key of the choice": (
+        lambda x: np.where(x < 0, x[..., :1], x)
+    ),
+    "the key after each chosen key is read": lambda x: np.where(
+        x < 0, -1, np.minimum(x + 1, N - 1)
+    ),
+    "the place of each key in the choice is read as the key": (
+        lambda x: np.where(x < 0, -1, np.arange(S))
+    ),
+    "the last 4 keys of each choice are left out": lambda x: x[..., :8],
+    "only the first 2 keys of each choice are read": lambda x: x[..., :2],
+    "the first key of each choice is left out": lambda x: x[..., 1:],
+    "blocks of 8 queries have the keys that the first of them chose": (
+        lambda x: x[:, ::8].repeat(8, 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("text", WRONG_READS)
+def test_known_mistakes_of_reading_a_choice(best, text):
+    """Each is a gather of other keys; a query that sees none has no row to compare."""
+    q, k, v = inputs()
+    problem = choose_keys(pose_arrays(q, k, v), {"indices": best})
+    (mistake,) = (x for x in list_choices(problem) if x.text == text)
+    read, at = WRONG_READS[text](best)[0, 20:30], np.arange(20, 30)
+    for i, keys in zip(at, read, strict=True):
+        weights = np.exp(k[0, keys[keys >= 0]] @ q[0, i] * q.shape[-1] ** -0.5)
+        expected = weights @ v[0, keys[keys >= 0]] / weights.sum()
+        got = mistake.result(Rows((0,), np.array([i]), np.arange(N))).out[0]
+        assert np.allclose(got, expected, rtol=1e-9, atol=1e-12)
+
+
+def mean_of_four(q, k):
+    return q.reshape(2, N // 4, 4, -1).mean(2).repeat(4, 1) @ k.swapaxes(-1, -2)
+
+
+@pytest.mark.parametrize(
+    ("rank", "cause"),
+    [
+        (lambda q, k: -q @ k.swapaxes(-1, -2), "the keys with the smallest scores are chosen"),
+        (mean_of_four, "keys are ranked by the means of 4 queries"),
+        (lambda q, k: q[[0, 0]] @ k.swapaxes(-1, -2), "index_q is read from the first head"),
+        (
+            lambda q, k: q @ np.roll(k, 1, 1).swapaxes(-1, -2),
+            "each key is ranked by the vector of the key before it",
+        ),
+    ],
+)
+def test_wrong_rankings_are_named(rank, cause):
+    q, k, v = inputs()
+    indices = top_k(rank(q, k))
+    found = refattn.verify(
+        q=q, k=k, v=v, out=gather(q, k, v, indices), indices=indices, dtype="bfloat16",
+        causal=True, index_q=q, index_k=k,
+    ).parts["indices"]  # fmt: skip
+    assert found.suspects[0].text == cause
+
+
+def test_blocks_of_keys_are_chosen():
+    """Blocks of 8 keys are ranked by their means, and a query's own block is always chosen."""
+    q, k, v = inputs()
+    means, own = k.reshape(2, N // 8, 8, -1).mean(2), np.eye(N // 8) * 32
+    index_q = np.concatenate([q, np.tile(own.repeat(8, 0), (2, 1, 1))], -1)
+    index_k = np.concatenate([means, np.tile(own, (2, 1, 1))], -1)
+    scores = index_q @ index_k.swapaxes(-1, -2)
+    scores = np.where(CAUSAL[:, ::8], scores, -np.inf)
+    best = np.argsort(-scores, -1, kind="stable")[..., :3]
+    best = np.where(np.take_along_axis(scores, best, -1) > -np.inf, best, -1)
+    keys = np.where(best < 0, -1, 8 * best)[..., None] + np.where(
+        best[..., None] < 0, 0, np.arange(8)
+    )
+    keys = keys.reshape(2, N, -1)
+    out = gather(q, k, v, np.where(keys <= np.arange(N)[:, None], keys, -1))
+    given = {"index_q": index_q, "index_k": index_k, "explain": False}
+    words = {x: y.verdict for x, y in judged(out, best, **given).parts.items()}
+    assert words == {"out": "PASS", "indices": "PASS"}
+    spoiled = best.copy()
+    spoiled[1, 40, 1] = np.argmin(np.where(np.isfinite(scores[1, 40]), scores[1, 40], np.inf))
+    assert [x for x, _ in judged(out, spoiled, **given).parts["indices"].rows] == [(1, 40)]
 
 
 def test_ties_within_rounding_are_no_fault():

@@ -6,6 +6,12 @@ import numpy as np
 import pytest
 
 import refattn
+from refattn.judge.kinds.parts import pose_parts
+from refattn.judge.mistakes.causes.choices import list_merges
+from refattn.judge.mistakes.causes.sampled import Rows
+from refattn.judge.rounding.problems import pose_arrays
+from refattn.judge.verification.findings import Numbers, Part
+from refattn.judge.verification.judging import judge_all
 from tests.cli import running
 from tests.cli.running import loads
 from tests.judge.rounding.rounded import FORMATS
@@ -62,6 +68,19 @@ def test_right_parts_and_their_merge_pass():
     assert found.parts["part 1"].remarks == ["the part has no key"]
 
 
+@pytest.mark.parametrize("keys", [[0, 63, 64], [0, 64]], ids=["of one key", "alone"])
+def test_parts_with_nothing_to_weigh(keys):
+    """One key has weight 1, and one part: any mean of its value is right."""
+    q, k, v = inputs()
+    found = [decode_chunk(q, k[:, a:b], v[:, a:b]) for a, b in pairwise(keys)]
+    part_out, part_lse = (np.stack(x) for x in zip(*found, strict=True))
+    arrays = {"q": q, "k": k, "v": v, "part_out": bf16(part_out), "part_lse": part_lse}
+    given = {"part_keys": np.array(keys), "dtype": "bfloat16", "explain": False}
+    found = refattn.verify(**arrays, **given, out=combine(bf16(part_out), part_lse))
+    last = [*found.parts.values()][-1 if len(keys) == 2 else 1]
+    assert (found.verdict, last.remarks) == ("PASS", ["no query sees more than one key"])
+
+
 def test_parts_in_float32():
     q, k, v = (x.astype(f32) * f32(0.7) for x in inputs())
     found = [decode_chunk(q, k[:, a:b], v[:, a:b], f32) for a, b in pairwise(KEYS)]
@@ -72,6 +91,7 @@ def test_parts_in_float32():
     assert {x: y.verdict for x, y in words.items()} == dict.fromkeys(NAMES, "PASS")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("merge", "cause"),
     [
@@ -85,6 +105,93 @@ def test_wrong_merges_are_named(merge, cause):
     wrong = {x for x, y in words.items() if y == "FAIL"}
     assert wrong == {"out", "merge"}
     assert cause in found.parts["merge"].suspects[0].text
+
+
+def running_merge(out, lse):
+    """Add one part after the other, and never update the log normaliser."""
+    total = out[0]
+    for more, other in zip(out[1:], lse[1:], strict=True):
+        share = 1 / (1 + np.exp(lse[0] - other))
+        total = total + share[..., None] * (more - total)
+    return total
+
+
+def weigh(weights):
+    return lambda out, lse: (
+        np.einsum("p...,p...d->...d", w := weights(lse), out) / w.sum(0)[..., None]
+    )
+
+
+WRONG_MERGES = {
+    "part 2 counts twice": lambda out, lse: merge_of(out, lse, [0, 1, 2, 3, 2]),
+    "part 3 is left out": lambda out, lse: merge_of(out, lse, [0, 1, 2]),
+    "parts 0 and 3 have each other's weights": lambda out, lse: weigh(np.exp)(
+        out, lse[[3, 1, 2, 0]]
+    ),
+    "each part has the weight of the next part": lambda out, lse: weigh(np.exp)(
+        out, np.roll(lse, -1, 0)
+    ),
+    "lse of the parts is that of the query before": (
+        lambda out, lse: weigh(np.exp)(out, np.roll(lse, 1, -1))
+    ),
+    "weights of parts are their numbers of keys": weigh(
+        lambda lse: np.broadcast_to(np.diff(KEYS)[:, None, None], lse.shape)
+    ),
+    "weights of parts are lse, not e^lse": weigh(lambda lse: np.maximum(lse, 0)),
+    "only the part with the largest lse is used": weigh(lambda lse: 1.0 * (lse == lse.max(0))),
+    "the running lse of the merge is never updated": running_merge,
+}
+
+
+def merge_of(out, lse, parts):
+    return weigh(np.exp)(out[parts], lse[parts])
+
+
+def posed(out, part_out, part_lse):
+    given = {"part_out": part_out, "part_lse": part_lse, "part_keys": KEYS}
+    problem = pose_arrays(*inputs())._replace(storage="bfloat16")
+    return pose_parts({"out": Part(problem, Numbers(out.__getitem__, "bfloat16"))}, given)
+
+
+def judge_merge(out, part_out, part_lse, profile=None):
+    part = posed(out, part_out, part_lse)["merge"]
+    return judge_all({"merge": part}, "bfloat16", profile, explain=False)
+
+
+@pytest.fixture(scope="module")
+def merges():
+    """Known mistakes of the merge, by their texts."""
+    part_out, part_lse = chunks()
+    problem = posed(part_out[0], part_out, part_lse)["merge"].problem
+    return {x.text: x for x in list_merges(problem)}
+
+
+@pytest.mark.parametrize("text", WRONG_MERGES)
+def test_known_mistakes_of_the_merge(text, merges):
+    out, lse = (x.astype(float) for x in chunks())
+    every = np.arange(64)
+    found = merges[text].result(Rows((0,), every, np.arange(4 * 64))).out
+    assert np.allclose(found, WRONG_MERGES[text](out, lse)[0], rtol=1e-12, atol=1e-12)
+
+
+def test_parts_in_16_bits_are_judged_by_their_merge():
+    """A kernel that rounds its parts has not the errors of one that does not."""
+    part_out, part_lse = chunks()
+    rounded = bf16(part_out)
+    out = combine(rounded, part_lse)
+    assert [*posed(out, rounded, part_lse)] == [*NAMES[1:]]
+    assert [*posed(out, part_out, bf16(part_lse))] == [*NAMES[1:]]
+    assert judge_merge(out, rounded, part_lse).verdict == "PASS"
+    wrong = np.where(np.arange(64)[:, None] == 63, np.roll(out, 1, -2), out)
+    found = judge_merge(wrong, rounded, part_lse)
+    assert (found.verdict, [x for x, _ in found.rows]) == ("FAIL", [(0, 63)])
+
+
+def test_a_merge_that_rounds_its_scores_is_wrong():
+    part_out, part_lse = chunks()
+    out = combine(part_out, bf16(part_lse))
+    assert judge_merge(out, part_out, part_lse).verdict == "FAIL"
+    assert judge_merge(out, part_out, part_lse, "eager").verdict != "FAIL"
 
 
 def test_a_wrong_part_under_a_right_merge():
@@ -106,9 +213,11 @@ def test_parts_in_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     q, k, v = (x.astype(f32) for x in inputs())
     part_out, part_lse = chunks()
+    part_out = bf16(part_out)
     arrays = {"q": q, "k": k, "v": v, "out": combine(part_out, part_lse).astype(f32)}
     np.savez("parts.npz", **arrays, part_out=part_out, part_lse=part_lse, part_keys=KEYS)
     line = ("verify", "parts.npz", "--dtype", "bfloat16", "--no-cause", "--format", "json")
     result = running.run(*line)
     assert result.exit_code == 0, result.output
-    assert [*loads(result.stdout)["parts"]] == [*NAMES]
+    assert [*loads(result.stdout)["parts"]] == [*NAMES[1:]]
+    assert running.run("same", "parts.npz", "parts.npz", "--dtype", "bfloat16").exit_code == 0

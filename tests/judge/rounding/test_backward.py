@@ -899,7 +899,10 @@ def test_the_wrong_sharing_of_keys_is_named():
     verdict = judged(q, k, v, g, found, "bfloat16", profile="flash")
     for part in verdict.parts.values():
         assert part.verdict == "FAIL"
-        assert part.suspects[0].text == "agrees if query head h uses key head h % 2"
+        assert (
+            part.suspects[0].text
+            == "agrees if keys and values are read from key head h % 2 for query head h"
+        )
 
 
 @pytest.mark.long

@@ -386,3 +386,40 @@ def test_rows_of_a_gradient_that_were_not_rounded_are_named():
     assert (found.verdict, found.out_dtype) == ("PASS", "bfloat16")
     assert found.remarks[0].startswith("head 1, keys 3 to 4: numbers that bfloat16 does not have")
     assert found.remarks[0].endswith("so dv is judged as bfloat16")
+
+
+E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def micro_cache(x, size, power):
+    """Numbers of E2M1 in blocks of columns with scales: powers of 2 (MXFP4) or E4M3 (NVFP4)."""
+    tiles = x.reshape(*x.shape[:-1], -1, size)
+    scale = np.abs(tiles).max(-1) / 6
+    scale = 2 ** np.ceil(np.log2(scale)) if power else FORMATS["float8_e4m3fn"].round(scale)
+    nearest = np.abs(np.abs(tiles / scale[..., None])[..., None] - E2M1).argmin(-1)
+    return (np.sign(tiles) * E2M1[nearest]).reshape(x.shape), scale
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize(("size", "power"), [(8, True), (4, False)])
+def test_caches_of_4_bits(size, power):
+    """A byte has two numbers: a kernel may exchange them, or use the scale of another block."""
+    rng = np.random.default_rng(size)
+    q = FORMATS["bfloat16"].round(rng.standard_normal((2, 48, 16)))
+    (k, k_scale), (v, v_scale) = (
+        micro_cache(rng.standard_normal((2, M, 16)), size, power) for _ in "kv"
+    )
+    given = {"k": stored(k, "float8_e4m3fn"), "v": stored(v, "float8_e4m3fn")}
+    given |= {"q": stored(q, "bfloat16"), "k_scale": k_scale, "v_scale": v_scale}
+
+    def answer(k, k_scale):
+        read = k * k_scale.repeat(size, -1), v * v_scale.repeat(size, -1)
+        out = kernel("flash", q, *read, "bfloat16")
+        return verify(**given, out=stored(out, "bfloat16"))
+
+    assert answer(k, k_scale).verdict == "PASS"
+    exchanged = k.reshape(2, M, 8, 2)[..., ::-1].reshape(k.shape)
+    words = "keys have columns 2 i and 2 i + 1 exchanged, as by the order of two numbers in a byte"
+    assert answer(exchanged, k_scale).suspects[0].text == f"agrees if {words}"
+    words = "k_scale is that of the next block of columns"
+    assert answer(k, np.roll(k_scale, -1, -1)).suspects[0].text == f"agrees if {words}"

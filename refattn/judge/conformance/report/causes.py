@@ -7,6 +7,7 @@ rounding, is the cause.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -120,13 +121,17 @@ def _show_first(mask: Any) -> Any:
     return mask
 
 
-def name_cause(trial: CheckRun, asked: Iterable[Asked]) -> list[str]:
+def name_cause(
+    trial: CheckRun, asked: Iterable[Asked], mistakes: str | os.PathLike[str] | None = None
+) -> list[str]:
     """Return the cause that the search of `verify` finds in the plainest way that has one."""
-    found = chain.from_iterable(_ask_verify(trial.adapter, one) for one in asked)
+    found = chain.from_iterable(_ask_verify(trial.adapter, one, mistakes) for one in asked)
     return [f"cause: {x}" for x in islice(found, 1)]
 
 
-def _ask_verify(adapter: Adapter, asked: Asked) -> list[str]:
+def _ask_verify(
+    adapter: Adapter, asked: Asked, mistakes: str | os.PathLike[str] | None
+) -> list[str]:
     names = adapter.returns(asked.case.options)
     got = dict(zip(names, asked.got, strict=True))
 
@@ -139,6 +144,7 @@ def _ask_verify(adapter: Adapter, asked: Asked) -> list[str]:
             estimator=adapter.record.name,
             dtype=adapter["dtype"],
             empty_rows=adapter["empty_rows"],
+            mistakes=mistakes,
         )
 
     # Not all that can be checked can be judged.

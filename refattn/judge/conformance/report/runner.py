@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 import time
@@ -63,6 +64,7 @@ def check(
     checks: Iterable[str] | None = None,
     time_limit: float | None = None,
     isolate: bool = False,
+    mistakes: str | os.PathLike[str] | None = None,
     on_result: Callable[[Result], None] | None = None,
     track: Callable[[Sequence[Check]], Iterable[Check]] = iter,
 ) -> Report:
@@ -128,6 +130,8 @@ def check(
         Call the candidate in its own process. A crash of that process is a failure of the check
         that ran, and the remaining checks are not run. The process must be able to import the
         candidate; a script that passes this needs ``if __name__ == "__main__":``.
+    mistakes : path, optional
+        A file of known bugs of your own that are tried first as causes, as in `refattn.verify`.
     on_result : callable, optional
         Called with each `Result` as it ends; statistical ones may still change.
     track : callable
@@ -165,6 +169,11 @@ def check(
     limit = 2 * _BUDGET[level] if limit is None else limit
     if on_result is not None and not callable(on_result):
         raise TypeError(f"`on_result` must be callable, got {type(on_result).__name__}.")
+    if mistakes is not None:
+        from ...mistakes.defects.catalogue import read_mistakes
+
+        read_mistakes(mistakes)  # a bad file is refused before anything runs
+        mistakes = os.path.abspath(mistakes)  # a candidate may change the working directory
     seed = _seed_of(rng)
     chosen = {c.name: c for c in checks_of(adapter)}
     expected = _reasons(expected_failures)
@@ -221,7 +230,7 @@ def check(
             formulas = {r.check for r in results if r.status == FAIL and r.severity == "formula"}
             diagnosis = within(partial(diagnose, failed=[chosen[x] for x in formulas]))
             asked = within(partial(ask_again, failed=[t for t in trials if t.name in formulas]))
-            diagnosis = diagnosis or within(partial(name_cause, asked=asked))
+            diagnosis = diagnosis or within(partial(name_cause, asked=asked, mistakes=mistakes))
             weighing = within(weighing_keys_alike)
         if failed and not (diagnosis or stopped):
             diagnosis = name_norms(trials) or _other_draws(candidate, failed, seed, alpha, end)

@@ -12,10 +12,9 @@ import numpy as np
 
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
-from ..operators.strides import PADDED_TO, list_strides
+from ..operators.strides import PADDED_TO, list_overlapping, list_strides
 from .changed_inputs import list_narrow, list_scales, list_undivided
-from .heads import list_other_heads
-from .masks import list_choices, list_diagonals
+from .choices import list_choices, list_merges
 from .sampled import Alternative, Bias, Place, Result, Rows, Seen, attend, pad_sum, show_band
 from .sequences import fill_tiles, list_packed, one_sequence, within_sequences
 
@@ -87,7 +86,6 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
             "is multiplied by log2(e) once more": lambda _, x: _LOG2E * x,
             "is multiplied by ln(2) (log2(e) is left out)": lambda _, x: x / _LOG2E,
             "counts twice": lambda _, x: x + math.log(2),
-            "is read from the next head": lambda index, _: _sink_of_next(problem, index),
             "is 0: 1 is added to the sum of e^score": lambda _, x: 0 * x,
         }
         for size in (x for x in _KEY_BLOCKS if 2 * x < m):
@@ -138,11 +136,6 @@ def list_added(problem: Problem) -> Iterator[Alternative]:
 
 def _count_sink(_: Index, x: Any, by: int) -> Any:
     return x + math.log(by)
-
-
-def _sink_of_next(problem: Problem, index: Index) -> Any:
-    nearest = (*index[:-1], (index[-1] + 1) % problem.lead[-1]) if index else index
-    return problem.read(nearest)["sinks"]
 
 
 def _list_visible(problem: Problem) -> Iterator[Alternative]:
@@ -247,9 +240,6 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
     for name in ("mask", "bias"):
         if name not in arrays or (name == "mask" and problem.packed is not None):
             continue
-        for words, at in list_other_heads(problem):
-            taken = problem.with_arrays_of([name], at)
-            yield Alternative(f"the {name} is read from {words}", taken)
         if name == "bias":
             negative = problem.replaced("bias", lambda _, x: np.where(np.isinf(x), x, -x))
             yield Alternative("the bias has the wrong sign", negative)
@@ -258,12 +248,9 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
             yield Alternative(text, problem.replaced(name, lambda _, x: x.T))
     if "indices" in arrays:
         yield from list_choices(problem)
+    if "part_sizes" in arrays:
+        yield from list_merges(problem)
     if "mask" in arrays and problem.packed is None:  # that of sequences is none of the user's
-        yield from list_diagonals(problem)
-        for by in (-2, -1, 1, 2, 3, 4):
-            change = partial(_move_ends, by=by)
-            moved = problem.replaced("mask", change)
-            yield Alternative(_describe_ends(arrays["mask"], by), moved)
         # A mask that is the same for all queries tells how long sequences are.
         of_keys = np.all(arrays["mask"] == arrays["mask"][:1])
         text = "lengths in the mask are rounded up to multiples of {} keys"
@@ -272,6 +259,10 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
             yield Alternative(
                 text.format(size), problem.replaced("mask", partial(fill_tiles, size=size))
             )
+            for words, fill in _WHOLE_BLOCKS.items() if not of_keys else ():
+                blocks = partial(fill_tiles, size=size, rows=size, fill=fill)
+                text_of = f"the mask is applied by blocks of {size} queries and keys: {words}"
+                yield Alternative(text_of, problem.replaced("mask", blocks))
         # Without a sink scores count up to a constant: -1 for visible keys is 1 for hidden ones.
         for words, c in (("0 (hidden) and 1", 1.0), ("1 (hidden) and 0", -1.0)):
             added = problem.without("mask").replaced("bias", partial(_add_mask, problem, c))
@@ -286,6 +277,12 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
         if not _is_multiple(problem, slopes):  # of which the factor is fitted
             text = f"the bias is ALiBi with slopes 2^{words}"
             yield Alternative(text, problem, bias=slopes)
+
+
+_WHOLE_BLOCKS = {
+    "all keys of a block are seen if some are": np.logical_or,
+    "keys of a block are seen only if all are": np.logical_and,
+}
 
 
 def _list_bias_tiles(problem: Problem) -> Iterator[Alternative]:
@@ -343,29 +340,6 @@ def _is_multiple(problem: Problem, other: Bias) -> bool:
         ratios.append(mine[seen] / theirs[seen])
     every = np.concatenate(ratios)
     return every.size > 0 and bool(np.ptp(every) <= 1e-2 * np.abs(every[0]))
-
-
-def _move_ends(_: Index, mask: Any, by: int) -> Any:
-    """Show so many keys more after each key that is seen, or hide the last of them."""
-    keys = np.arange(mask.shape[-1])
-    seen = mask
-    # `np.roll` goes around: what comes from the other end does not count.
-    for step in range(1, abs(by) + 1):
-        if by > 0:
-            seen = seen | (np.roll(mask, step, -1) & (keys >= step))
-        else:
-            seen = seen & np.roll(mask, -step, -1) & (keys < len(keys) - step)
-    return seen
-
-
-def _describe_ends(mask: Any, by: int) -> str:
-    count, keys, be = abs(by), *(("key", "is") if abs(by) == 1 else ("keys", "are"))
-    seen = f"{be} {'seen' if by > 0 else 'hidden'}"
-    ends = np.unique(np.argmin(mask, -1))
-    first = int(ends[0]) + min(by, 0)
-    span = str(first) if count == 1 else f"{first} to {first + count - 1}"
-    at = f" (in the first head {keys} {span} {seen})" if len(ends) == 1 else ""
-    return f"the mask ends {count} {keys} too {'late' if by > 0 else 'early'}{at}"
 
 
 def list_families(
@@ -428,18 +402,6 @@ def _take_from(problem: Problem, name: str, index: Index, _: Any) -> Any:
 def _list_places(problem: Problem) -> Iterator[Alternative]:
     """List other heads, queries and keys that may be read."""
     n, m, _ = problem.shape
-    if problem.key_heads is not None:
-        yield from _list_groups(problem, problem.lead[-1], problem.key_heads)
-    for words, at in list_other_heads(problem):
-        # `at` is bound now: the loop goes on before this is called.
-        def of_head(rows: Rows, at: Any = at) -> Rows:
-            return rows._replace(at=at(rows.at))
-
-        yield Alternative(f"each head holds the output of {words}", problem, move=of_head)
-        for names in ("kv", "k", "v"):
-            called = " and ".join({"k": "keys", "v": "values"}[x] for x in names)
-            taken = problem.with_arrays_of(names, at)
-            yield Alternative(f"{called} are read from {words}", taken)
     for words, by in (("the query before", -1), ("the next query", 1)):
 
         def of_query(rows: Rows, by: int = by) -> Rows:
@@ -467,6 +429,8 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
         for name, other in ("vk", "kv"):
             taken = problem.replaced(name, partial(_take_from, problem, other))
             yield Alternative(f"{other} is used as {name}", taken)
+    yield from _list_across(problem)
+    yield from list_overlapping(problem)
     for width in sorted({x for x in (16, 32, 64, 128, 256) if x < d}):
         cut = problem.replaced("q", partial(_cut, width=width))
         yield Alternative(f"q . k sums the first {width} channels only", cut)
@@ -482,6 +446,32 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
     yield from list_undivided(problem)
 
 
+def _list_across(problem: Problem) -> Iterator[Alternative]:
+    """List kernels that take the tokens for the heads, or the batch members: axes are confused."""
+    if problem.packed is not None or problem.shape[0] != problem.shape[1]:
+        return
+    for axis, length in enumerate(problem.lead):
+        if length > 1:
+            one = "heads" if axis == len(problem.lead) - 1 else "batch members"
+            text = f"attention runs over the {one} of the same token, not over the tokens of a head"
+            yield Alternative(text, problem, answer=partial(_attend_across, problem, axis))
+
+
+def _attend_across(problem: Problem, axis: int, rows: Rows) -> Result:
+    """Let the tokens of a head see those of all heads, or batch members, in the same place."""
+    at, own, i = rows.at, problem.read(rows.at), rows.queries
+    last = axis == len(at) - 1
+    shared = problem.lead[-1] // problem.key_heads if last and problem.key_heads else 1
+    every = [
+        problem.read((*at[:axis], x, *at[axis + 1 :])) for x in range(0, problem.lead[axis], shared)
+    ]
+    k, v = (np.stack([x[name][i] for x in every], 1) for name in "kv")
+    s = problem.scale * np.sum(own["q"][i][:, None] * k, -1)
+    lse = np.logaddexp.reduce(s, -1)
+    out = np.sum(np.exp(s - lse[:, None])[..., None] * v, 1)
+    return Result(out, lse, np.max(s, -1))
+
+
 def _grow(_: Index, x: Any, size: int, by: float) -> Any:
     return x * (by ** (np.arange(len(x)) // size))[:, None]
 
@@ -492,25 +482,3 @@ def _start_again(_: Index, x: Any, size: int) -> Any:
 
 def _cut(_: Index, x: Any, width: int) -> Any:
     return np.where(np.arange(x.shape[-1]) < width, x, 0.0)
-
-
-def _list_groups(problem: Problem, heads: int, keys: int) -> Iterator[Alternative]:
-    """List other key heads that query heads may share."""
-    share = heads // keys
-    # Arrays are named by query heads: key head g is that of query head g * share.
-    dealt = problem.with_arrays_of("kv", lambda x: (*x[:-1], x[-1] % keys * share))
-    yield Alternative(f"query head h uses key head h % {keys}", dealt)
-    for words, key in (
-        (f"h // {keys}", lambda h: min(h // keys, keys - 1)),
-        (f"h % {keys}", lambda h: h % keys),
-        ("0", lambda h: 0),
-    ):
-
-        def at(index: Index, key: Callable[[int], int] = key) -> Index:
-            return (*index[:-1], key(index[-1]) * share)
-
-        for names, called in (("kv", ""), ("v", ", for values only"), ("k", ", for keys only")):
-            # This one is listed already, as the plainest.
-            if words != f"h % {keys}" or names != "kv":
-                text = f"query head h uses key head {words}{called}"
-                yield Alternative(text, problem.with_arrays_of(names, at))

@@ -23,9 +23,10 @@ from ...rounding.problems import Gradient, Index, Problem
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ...verification.findings import Part
+from ..operators.maps import list_head_rules
 from .alternatives import list_alternatives
 from .fitted import Tiles, count_tiles
-from .heads import list_other_heads
+from .heads import list_by_rules
 from .sampled import Alternative, Result, Rows
 from .sequences import list_later_queries
 from .slips import LOST_TILES, TILE_SIZES, attend_by, hide_tile, list_parts, score_all
@@ -56,6 +57,8 @@ class Kept(NamedTuple):
 
 HeadPass = tuple[BackwardHead, Kept]
 Lookup = Callable[[Index], HeadPass]  # what a head is computed from
+OfHead = Callable[[Index], Doubles]  # d_out, D or lse
+Take = Callable[[OfHead, Index], Doubles]  # what a head reads of those of all
 Shares = Sequence[tuple[Index, float]]  # how often query heads are summed
 
 
@@ -99,19 +102,15 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     for width, (of, cut) in product(widths, _CUTS.items()):
         text = f"columns {width} to {d_v - 1} {of}"
         yield Candidate(text, change=partial(cut, width))
-    yield from (Candidate(text, change=change) for text, change in _CHANGES.items())
     for (those, edges), (said, names) in product(list_parts(forward), _OF_PARTS.items()):
         change = partial(_keep_parts, edges=edges, names=names)
         yield Candidate(f"in the backward pass {said} of {those}", change=change)
-    for (words, whose), name in product(list_other_heads(forward), LENT):
+    places: dict[str, Take] = {x: partial(_take_head, y) for x, y in list_head_rules(forward)}
+    for (words, take), name in product({**_BESIDE, **places}.items(), LENT):
         text = f"{LENT[name]} is read from {words}"
-        yield Candidate(text, read=partial(read_moved, name, partial(_move, whose)))
-    for i in _list_tiles(n) if gradient.of != "dq" else ():
-        for words, by in (("are left out", math.inf), ("count twice", -math.log(2))):
-            # Weights are e^(score - lse).
-            more = np.where(np.isin(np.arange(n), np.arange(i.start, i.stop)), by, 0.0)
-            text = f"queries {i.start} to {i.stop - 1} {words}"
-            yield Candidate(text, change=partial(_raise_lse, more))
+        yield Candidate(text, read=partial(read_elsewhere, name, take))
+    for text, (name, kept) in _OTHERWISE.items():
+        yield Candidate(text, change=partial(_keep, name, kept))
     for size in (x for x in (1, *TILE_SIZES) if x < n and gradient.of != "dq"):
         last = f"tile of {size} queries" if size > 1 else "query"
         text = f"of the queries that see a key, only the last {last} counts in its sum"
@@ -132,10 +131,8 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
 
 def share_like(x: Alternative, gradient: Gradient) -> Callable[[Sequence[Index]], Shares]:
     """Sum over the query heads that share a key head in an alternative."""
-    if "uses key head" not in x.text:
-        return count_once
-    assert gradient.forward.key_heads is not None
-    return partial(_deal, keys=gradient.forward.key_heads)
+    keys = gradient.forward.key_heads
+    return partial(_deal, keys=keys) if x.dealt and keys else count_once
 
 
 def _list_undivided(gradient: Gradient) -> Iterator[Candidate]:
@@ -205,12 +202,6 @@ def _take_derivatives(x: BackwardHead, y: Kept, d_out: Doubles) -> HeadPass:
     return x._replace(d_out=d_out), y._replace(delta=delta)
 
 
-def _roll(name: str, by: int, x: BackwardHead, y: Kept) -> HeadPass:
-    if name == "d_out":
-        return _take_derivatives(x, y, np.roll(x.d_out, by, 0))
-    return x, y._replace(**{name: np.roll(getattr(y, name), by)})
-
-
 def _keep(name: str, of: Callable[[Kept], Doubles], x: BackwardHead, y: Kept) -> HeadPass:
     return x, y._replace(**{name: of(y)})
 
@@ -225,22 +216,18 @@ _OTHERWISE: Mapping[str, tuple[str, Callable[[Kept], Doubles]]] = {
     "weights are not divided by their sum: lse is the largest score": ("lse", lambda y: y.top),
     "weights are divided twice by their sum": ("lse", lambda y: 2 * y.lse - y.top),
 }
-_CHANGES: Mapping[str, Callable[[BackwardHead, Kept], HeadPass]] = {
-    f"{LENT[name]} is read from {words}": partial(_roll, name, by)
-    for words, by in (("the query before", 1), ("the next query", -1))
-    for name in LENT
-} | {text: partial(_keep, name, of) for text, (name, of) in _OTHERWISE.items()}
+_BESIDE: Mapping[str, Take] = {
+    "the query before": lambda get, at: np.roll(get(at), 1, 0),
+    "the next query": lambda get, at: np.roll(get(at), -1, 0),
+}
 
 
 def _list_forward(gradient: Gradient) -> list[Alternative]:
     """List alternatives of the forward pass that a backward pass may compute again."""
     forward = gradient.forward
     lost = [hide_tile(forward, j) for j in _list_tiles(forward.shape[1])]
-    groups = "uses key head"  # of others than these, gradients have other sums
-    dealt = f"query head h {groups} h % {forward.key_heads}"
-    usual = [x for x in list_alternatives(forward) if x.move is None]
-    lost += list_later_queries(forward)
-    return [*(x for x in usual if groups not in x.text or x.text == dealt), *lost]
+    usual = (x for x in (*list_alternatives(forward), *list_by_rules(forward)) if x.move is None)
+    return [*usual, *lost, *list_later_queries(forward)]
 
 
 def _list_tiles(length: int) -> list[slice]:
@@ -260,25 +247,23 @@ def _keep_last(size: int, x: BackwardHead, y: Kept) -> HeadPass:
     return x, y._replace(lse=np.where(tile == last, y.lse[:, None], math.inf))
 
 
-def _raise_lse(by: Doubles, x: BackwardHead, y: Kept) -> HeadPass:
+def raise_lse(by: Doubles, x: BackwardHead, y: Kept) -> HeadPass:
     return x, y._replace(lse=y.lse + by)
 
 
-def _move(whose: Callable[[Index], Index], index: Index) -> tuple[Index, int]:
-    return whose(index), 0
-
-
-def read_moved(
-    name: str, source: Callable[[Index], tuple[Index, int]], look: Lookup, at: Index
-) -> HeadPass:
-    """Read "delta", "lse" or "d_out" of another head, of queries that stand later."""
-    (back, kept), (other, shift) = look(at), source(at)
-    if (other, shift) == (at, 0):
-        return back, kept
-    theirs, left = look(other)
+def read_elsewhere(name: str, take: Take, look: Lookup, at: Index) -> HeadPass:
+    """Read d_out, D or lse of a head as `take` says, from those of all heads."""
+    back, kept = look(at)
+    x = take(lambda index: getattr(look(index)[name != "d_out"], name), at)
     if name == "d_out":
-        return _take_derivatives(back, kept, theirs.d_out)
-    return back, kept._replace(**{name: shift_rows(getattr(left, name), shift)})
+        return _take_derivatives(back, kept, x)
+    return back, kept._replace(**{name: x})
+
+
+def _take_head(
+    rule: Callable[[Index], Index], get: Callable[[Index], Doubles], at: Index
+) -> Doubles:
+    return get(rule(at))
 
 
 def shift_rows(x: Doubles, by: int) -> Doubles:
@@ -301,13 +286,20 @@ def compute_gradient(
     back: BackwardHead, kept: Kept, of: str, scores: Callable[[Doubles], Doubles] = lambda x: x
 ) -> Doubles:
     """Compute a gradient from log normalisers and D that may be those of another problem."""
+    weights, rows = factor_gradient(back, kept, of, scores)
+    return weights @ rows
+
+
+def factor_gradient(
+    back: BackwardHead, kept: Kept, of: str, scores: Callable[[Doubles], Doubles] = lambda x: x
+) -> tuple[Doubles, Doubles]:
+    """Return the two factors of a gradient, which is a sum over keys (dq) or queries."""
     head, g, keys = back.head, back.d_out, slice(0, back.head.keys)
     tile = scan_tile(head, slice(0, len(head.q)), keys)
     k, v = head.k[keys], head.v[keys]
+    rows = {"dq": k, "dk": head.q, "dv": g}[of]
     if tile is None:
-        return np.zeros(
-            ((head.q if of == "dq" else k).shape[0], (g if of == "dv" else k).shape[-1])
-        )
+        return np.zeros((len(head.q if of == "dq" else k), len(rows))), rows
     with np.errstate(all="ignore"):
         # Where no key is seen lse is -inf, and all weights are 0.
         lse = np.where(np.isfinite(kept.lse), kept.lse, math.inf).reshape(len(kept.lse), -1)
@@ -315,9 +307,9 @@ def compute_gradient(
         p = np.exp(scores(tile.scores) - lse)
         p = p if tile.visible is None else np.where(tile.visible, p, 0.0)
         if of == "dv":
-            return np.asarray(p.T @ g)
+            return p.T, rows
         s = head.scale * p * (g @ v.T - delta) * tile.slope
-        return np.asarray(s @ k if of == "dq" else s.T @ head.q)
+        return (s if of == "dq" else s.T), rows
 
 
 class Backward:
@@ -481,6 +473,10 @@ class Backward:
     def predict_all(self, one: Candidate, of: str, sample: Sample) -> list[Doubles]:
         """Compute a gradient for the rows of a sample."""
         return [self.predict(one, of, x.rows.at, x.rows.queries) for x in sample.heads]
+
+    def predict_samples(self, of: str) -> list[Doubles]:
+        """Compute what is right in the rows of a sample."""
+        return self.predict_all(Candidate(""), of, self.samples[of])
 
     def compare(
         self, one: Candidate, of: str, sample: Sample, given: Sequence[Doubles]

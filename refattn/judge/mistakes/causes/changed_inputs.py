@@ -15,7 +15,6 @@ from ....arrays.library import Doubles
 from ...rounding.formats import FORMATS, Format
 from ...rounding.norms import NORMALISED, NORMALISED_TYPES, divide_rows, list_norms
 from ...rounding.problems import Index, Problem
-from .heads import list_other_heads
 from .sampled import Alternative
 from .slips import TILE_SIZES
 
@@ -35,16 +34,30 @@ _NARROW = {  # what is done to inputs
 _TO_LARGEST = {"row": -1, "head": None}  # of which axis the largest number is
 _FORMS_OF_NORM = {"norms": 0, "root mean squares": -1}  # which of the forms of a norm
 
+# Columns of a scale, in blocks of a size, and of numbers of which two are in a byte.
+_OTHER_BLOCKS: dict[str, Callable[[Any, int], Any]] = {
+    "the next block": lambda x, size: np.roll(x, -size, 1),
+    "the block before": lambda x, size: np.roll(x, size, 1),
+    "the first block": lambda x, size: x[:, :size].repeat(x.shape[1] // size, 1),
+}
+_BYTE_ORDERS: dict[str, Callable[[Any], Any]] = {
+    "have columns 2 i and 2 i + 1 exchanged, as by the order of two numbers in a byte": (
+        lambda i: i ^ 1
+    ),
+    "have columns 2 i and 2 i + 1 in place of i and i + d / 2": lambda i: i.reshape(-1, 2).T,
+    "have columns i and i + d / 2 in place of 2 i and 2 i + 1": lambda i: i.reshape(2, -1).T,
+}
+
 
 def list_scales(problem: Problem) -> Iterator[Alternative]:
-    """List scales of 8-bit arrays that are left out, used twice, or those of others."""
+    """List scales of 8-bit arrays that are left out, used twice, or those of other arrays."""
     given = tuple(x for x in "qkv" if f"{x}_scale" in problem.first)
     changes: dict[str, Callable[..., Any]] = {
-        "not applied": partial(_rescale, at=None, power=-1),
-        "applied twice": partial(_rescale, at=None, power=1),
+        "not applied": partial(_rescale, power=-1),
+        "applied twice": partial(_rescale, power=1),
     }
-    for words, at in list_other_heads(problem):
-        changes[f"read from {words}"] = partial(_rescale, at=at, power=0)
+    for words, move in _OTHER_BLOCKS.items():
+        changes[f"that of {words} of columns"] = partial(_scale_by_block, move=move)
     for names in dict.fromkeys((given, *((x,) for x in given))) if given else ():
         called = f"{' and '.join(f'{x}_scale' for x in names)} {'are' if names[1:] else 'is'}"
         for words, change in changes.items():
@@ -52,6 +65,11 @@ def list_scales(problem: Problem) -> Iterator[Alternative]:
             for x in names:
                 scaled = scaled.replaced(x, partial(change, problem, f"{x}_scale"))
             yield Alternative(f"{called} {words}", scaled)
+        for words, order in _BYTE_ORDERS.items():
+            moved = problem
+            for x in names:
+                moved = moved.replaced(x, partial(_reorder_columns, problem, f"{x}_scale", order))
+            yield Alternative(f"{' and '.join(_CALLED[x] for x in names)} {words}", moved)
     for x, y in permutations(given, 2):
         if not _may_scale(problem, x, y):
             continue
@@ -73,9 +91,7 @@ def list_undivided(problem: Problem) -> Iterator[Alternative]:
     for names in (x for x in NORMALISED if {*x} <= {*given}):
         undivided = problem
         for x in names:
-            undivided = undivided.replaced(
-                x, partial(_rescale, problem, f"{x}_norm", at=None, power=1)
-            )
+            undivided = undivided.replaced(x, partial(_rescale, problem, f"{x}_norm", power=1))
         what = " and ".join(_CALLED[x] for x in names)
         yield Alternative(f"{what} are not divided by their norms", undivided)
 
@@ -86,10 +102,26 @@ def _may_scale(problem: Problem, x: str, y: str) -> bool:
     return all(a in (1, b) for a, b in sizes)
 
 
-def _rescale(problem: Problem, name: str, index: Index, x: Any, at: Any, power: int) -> Any:
-    """Multiply by a power of the own scale, or take that of another head."""
+def _rescale(problem: Problem, name: str, index: Index, x: Any, power: int) -> Any:
+    """Multiply by a power of the own scale, or of the own norm."""
+    return x * problem.read(index)[name] ** power
+
+
+def _scale_by_block(
+    problem: Problem, name: str, index: Index, x: Any, move: Callable[[Any, int], Any]
+) -> Any:
+    """Take the scale of another block of columns, if there are some."""
     own = problem.read(index)[name]
-    return x * own**power if at is None else x / own * problem.read(at(index))[name]
+    size = math.gcd(own.shape[1], *(1 + np.flatnonzero(np.any(np.diff(own), 0))).tolist())
+    return x / own * move(own, size)
+
+
+def _reorder_columns(
+    problem: Problem, name: str, order: Callable[[Any], Any], index: Index, x: Any
+) -> Any:
+    """Put the columns of an even number in another order, before the scale."""
+    own, d = problem.read(index)[name], x.shape[1]
+    return x if d % 2 else (x / own)[:, order(np.arange(d)).ravel()] * own
 
 
 def _scale_by(problem: Problem, own: str, other: str, power: int, index: Index, x: Any) -> Any:

@@ -20,7 +20,8 @@ from ...rounding.profiles import Profile
 from ...rounding.roundings import Roundings
 from ...verification.findings import Numbers, Suspect, name_span
 from .sampled import Alternative, Place, Result, attend
-from .slips import TILE_SIZES, score_all
+from .slips import TILE_SIZES, score_all, weigh_keys
+from .suspects import as_suspect
 from .wrong_rows import FAR, Sample, Sampled, divide, finite, rate_rows, row_sizes, thin
 
 _MOST_TILES, _SOME_ROWS = 64, 32  # of keys; and rows of a tile, at most, to which counts are fitted
@@ -32,6 +33,11 @@ _FEWEST, _NEAR_ONE = 4, 0.01  # rows that hold others, at least; factor that is 
 _MATCHED, _PART = 0.9, 0.3  # shares of wrong rows that hold others: of all, and of a part
 _HALF, _SURE, _LEAST_ERROR = 0.5, 0.2, 2e-3  # of a weight: lost or not; how sure, at most
 _SUREST = 0.12  # the same, of the surest
+_BLOCK_COLUMNS, _MOST_BLOCKS, _MOVES_NAMED = (
+    8,
+    2**12,
+    4,
+)  # columns that move together, and blocks, at most
 _LEAST_FACTOR = 1.01  # of weights that are kept
 _OF_NO_WEIGHTS = 2.0**60  # times the largest value: an error that no factor of weights makes
 _MORE_LIKELY = 40.0  # twice the log of likelihoods, that two factors are than normal ones
@@ -200,7 +206,7 @@ def _keep_earlier(head: SoftmaxHead, j: slice, of_sum: float) -> Result:
 def sum_by_tiles(problem: Problem, unit: float, x: Sampled, size: int) -> Doubles:
     """Sum over tiles of keys what each adds to an output, less its weight in the result."""
     head = Alternative("", problem).head(x.rows)
-    w = np.exp(score_all(head) - attend(head).lse[:, None])[:, : head.keys]
+    w = weigh_keys(head)
     sums = [w[:, j] @ head.v[j] for j in blocks(0, head.keys, size)]
     share = np.stack([np.sum(w[:, j], -1) for j in blocks(0, head.keys, size)], -1)
     tiles = np.stack(sums, -1) - share[:, None] * x.got[..., None]
@@ -303,6 +309,48 @@ def _describe_copies(
     return (count + len(empty)) * bool(words), f"in {name}, {', '.join(words[:2])}{times}{zero}"
 
 
+def name_moved_blocks(
+    problem: Problem, numbers: Numbers, sample: Sample, profile: Profile, dtype: str
+) -> list[Suspect]:
+    """Name blocks of a head's result that hold what belongs elsewhere, in other columns or rows."""
+    n, _, columns = problem.shape
+    if (
+        columns % _BLOCK_COLUMNS
+        or not _BLOCK_COLUMNS < columns <= _MOST_BLOCKS * _BLOCK_COLUMNS // n
+    ):
+        return []
+    roundings, found = profile.roundings(dtype), []
+    for at in map(problem.index_of, np.flatnonzero(sample.wrong.any(1))[:_HEADS].tolist()):
+        exact = problem.exact(at, roundings, slice(0, n)).reshape(-1, _BLOCK_COLUMNS)
+        got, name = numbers.out(at).reshape(-1, _BLOCK_COLUMNS), f"head {place(at)}"
+        wrong = np.flatnonzero(rate_rows(got, exact, sample.unit) > FAR)
+        pairs = _match(name, got, wrong, {name: exact}, sample.unit)[0].get(name, [])
+        if len(pairs) < _MATCHED * max(len(wrong), 1):
+            return []
+        here, there = (
+            np.stack(np.divmod(x, columns // _BLOCK_COLUMNS), -1) for x in np.transpose(pairs)
+        )
+        moves = np.unique(there - here, axis=0)
+        words = [
+            _describe_move(problem.rows, here[np.all(there - here == x, -1)], x) for x in moves
+        ]
+        more = " and so on" * (len(words) > _MOVES_NAMED)
+        found.append(f"in {name}, {'; '.join(words[:_MOVES_NAMED])}{more}")
+    if not found:
+        return []
+    more = f" (and likewise in {len(found) - 1} more heads)" if found[1:] else ""
+    return [as_suspect(f"agrees if {found[0]}{more}")]
+
+
+def _describe_move(what: str, here: npt.NDArray[np.int64], move: npt.NDArray[np.int64]) -> str:
+    """Say which blocks, by row and number in it, hold the numbers of so many rows later."""
+    columns = np.unique(here[:, 1])[:, None] * _BLOCK_COLUMNS + np.arange(_BLOCK_COLUMNS)
+    places = f"{name_span(what, np.unique(here[:, 0]))}, {name_span('columns', columns.ravel())}"
+    steps = zip((move * (1, _BLOCK_COLUMNS)).tolist(), (what, "columns"), strict=True)
+    by = (f"{abs(c)} {x} {'later' if c > 0 else 'before'}" for c, x in steps if c)
+    return f"{places} hold the numbers {' and '.join(by)}"
+
+
 def name_dropout(problem: Problem, sample: Sample) -> list[Suspect]:
     """Say that weights are 0 or a number too large, at random, as those of dropout.
 
@@ -345,7 +393,7 @@ def _fit_weights(problem: Problem, x: Sampled, unit: float) -> Doubles:
     """
     head = Alternative("", problem).head(x.rows)
     exact, v = attend(head), head.v[: head.keys]
-    every = np.exp(score_all(head) - exact.lse[:, None])[:, : head.keys]
+    every = weigh_keys(head, exact.lse)
     top = 2.0 ** (math.frexp(np.max(np.abs(v), initial=0.0))[1] - 1)  # squares overflow
     v, wrong = v / top, (x.got - exact.out) / top
     noise = np.square(unit * row_sizes(exact.out) / top)

@@ -20,6 +20,7 @@ from ...rounding.saved import BackwardHead
 from ...verification.empty_rows import find_unseen
 from ...verification.findings import ONLY_IN, Part, Suspect, describe_span
 from ..defects.catalogue import Mutant
+from ..operators.intervals import find_interval
 from ..operators.maps import write_shift
 from ..operators.tiles import describe_keys
 from .backward import (
@@ -27,19 +28,22 @@ from .backward import (
     LSE_AND_DELTA,
     Backward,
     Candidate,
-    HeadPass,
     Kept,
-    Lookup,
+    OfHead,
     Shares,
     compute_gradient,
     count_once,
+    factor_gradient,
     list_candidates,
-    read_moved,
+    raise_lse,
+    read_elsewhere,
     share_like,
+    shift_rows,
 )
 from .edited import EditedHeads, as_clause, known_rows
 from .places import list_places
-from .sampled import Alternative
+from .sampled import Alternative, Rows
+from .slips import name_keys
 from .suspects import as_suspect, say_what_is_left
 from .wrong_rows import (
     Comparison,
@@ -103,7 +107,7 @@ def explain_backward(
     are wrong, of others only these `rows`.
     """
     back = Backward(parts, failed, profile, dtype, strange_alone, rows)
-    given = {of: back.predict_all(Candidate(""), of, x) for of, x in back.samples.items()}
+    given = {of: back.predict_samples(of) for of in back.samples}
     found: list[Held] = []
     few = {of: _take_largest(back.samples[of], given[of]) for of in failed}
     n, m, _ = back.first.forward.shape
@@ -230,6 +234,35 @@ def _list_recomputed(back: Backward) -> Iterator[Candidate]:
         yield Candidate(words, number, LSE_AND_DELTA, share=share_like(x, back.first))
 
 
+def _list_lost(back: Backward) -> Iterator[Candidate]:
+    """List gradients in whose sums queries one after another are lost, or count twice."""
+    n = back.first.forward.shape[0]
+    for of in (x for x in ("dv", "dk") if x in back.failed):
+        few, rights = _take_largest(back.samples[of], back.predict_samples(of))
+        x, right = few.heads[0].take(few.heads[0].wrong), rights[0][few.heads[0].wrong]
+        terms: Any = np.zeros((len(x.got), n, right.shape[-1] + 1))
+        for head in back.gradients[of].heads[x.rows.at] if len(x.got) else ():
+            held, kept = back.keep(of, head)
+            rows = Rows(head, np.arange(n), x.rows.queries)
+            some = held._replace(head=Alternative("", back.first.forward).head(rows))
+            weights, vectors = factor_gradient(some, kept, of)
+            terms[..., 1:] += weights[..., None] * vectors
+        whole = np.concatenate([np.ones((len(right), 1)), right], -1)
+        sizes = back.samples[of].unit * row_sizes(right)
+        for words, times in _QUERIES_COUNT.items() if len(x.got) else ():
+            sums = np.pad(np.cumsum(times * terms, 1), ((0, 0), (1, 0), (0, 0)))
+            _, i = find_interval(whole, sums, x.got, sizes)
+            # Weights are e^(score - lse).
+            lost = (np.arange(n) >= i.start) & (np.arange(n) < i.stop)
+            by = np.where(lost, math.inf if times < 0 else -math.log(2), 0.0)
+            if not lost.all():  # else it is a factor
+                text = name_keys(i, words, "query", "queries")
+                yield Candidate(text, change=partial(raise_lse, by))
+
+
+_QUERIES_COUNT = {"are left out": -1.0, "count twice": 1.0}
+
+
 def _list_weighed(back: Backward) -> Iterator[Candidate]:
     """List gradients in which other query heads than those of a key head count, and how often."""
     for of in (x for x in ("dv", "dk") if x in back.failed):
@@ -351,17 +384,13 @@ def _list_other_strides(back: Backward) -> Iterator[Candidate]:
     if not forward.lead or forward.lead[-1] == 1 or math.prod(forward.lead) * n * m > _READ_PAIRS:
         return
     for (name, called), (words, take) in product(_OF_QUERIES.items(), _STRIDES.items()):
-        read = partial(_read_turned, forward.lead[-1], name, take)
+        read = partial(read_elsewhere, name, partial(_take_turned, forward.lead[-1], take))
         yield Candidate(f"{called} is read with the strides of {words}", read=read)
 
 
-def _read_turned(
-    heads: int, name: str, take: Callable[[Doubles], Doubles], look: Lookup, at: Index
-) -> HeadPass:
+def _take_turned(heads: int, turn: Callable[[Doubles], Doubles], get: OfHead, at: Index) -> Doubles:
     """Take numbers of a head from those of all heads, (heads, rows)."""
-    back, kept = look(at)
-    stack = np.stack([getattr(look((*at[:-1], h))[1], name) for h in range(heads)])
-    return back, kept._replace(**{name: take(stack)[at[-1]]})
+    return np.asarray(turn(np.stack([get((*at[:-1], h)) for h in range(heads)]))[at[-1]])
 
 
 _OF_QUERIES = {x: LENT[x] for x in ("delta", "lse")}
@@ -394,11 +423,12 @@ def _list_shifted(back: Backward) -> Iterator[Candidate]:
                 for x, (y, by) in found.items()
             )
             text = f"{called} of query i is read from another query (0 beyond the last): {words}"
-            yield Candidate(text, read=partial(read_moved, name, partial(_find_source, found)))
+            yield Candidate(text, read=partial(read_elsewhere, name, partial(_take_shifted, found)))
 
 
-def _find_source(found: Mapping[Index, tuple[Index, int]], index: Index) -> tuple[Index, int]:
-    return found.get(index, (index, 0))
+def _take_shifted(found: Mapping[Index, tuple[Index, int]], get: OfHead, at: Index) -> Doubles:
+    other, by = found.get(at, (at, 0))
+    return shift_rows(get(other), by)
 
 
 def find_shift(
@@ -489,7 +519,7 @@ def _list_solved(back: Backward) -> Iterator[Candidate]:
     rows = back.samples["dq"]._replace(columns=np.ones(0, bool))  # D is of whole rows
     where = ", ".join(list_places(problem, rows))
     text = f"D = d_out . out is {_relate(values / errors, near / errors)} in {where or 'all rows'}"
-    yield Candidate(text, read=partial(_read_solved, found))
+    yield Candidate(text, read=partial(read_elsewhere, "delta", partial(_take_solved, found)))
 
 
 def _relate(values: Doubles, near: Doubles) -> str:
@@ -507,13 +537,12 @@ def _relate(values: Doubles, near: Doubles) -> str:
     return "another number"
 
 
-def _read_solved(found: Mapping[Index, tuple[Any, Doubles]], look: Lookup, at: Index) -> HeadPass:
-    """Take D of some rows."""
-    back, kept = look(at)
-    delta = kept.delta.copy()
+def _take_solved(found: Mapping[Index, tuple[Any, Doubles]], get: OfHead, at: Index) -> Doubles:
+    """Take numbers that were found for some rows."""
+    numbers: Any = get(at).copy()
     rows, values = found.get(at, ([], 0.0))
-    delta[rows] = values
-    return back, kept._replace(delta=delta)
+    numbers[rows] = values
+    return np.asarray(numbers)
 
 
 def _list_rescaled(back: Backward) -> Iterator[Candidate]:
@@ -541,6 +570,7 @@ def _list_rescaled(back: Backward) -> Iterator[Candidate]:
 _SCALES = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # where a fit starts
 _LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
     _list_masked,
+    _list_lost,
     Backward.list_counted,
     _list_rescaled,
     _list_shifted,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -14,97 +14,71 @@ import numpy.typing as npt
 from ....arrays.blocks import blocks
 from ....arrays.library import Doubles
 from ....arrays.words import place
-from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
-from .sampled import Alternative, Result, Rows, attend, show_band
-from .slips import TILE_SIZES, score_all
+from ..operators.maps import HeadRule, list_group_rules, list_head_rules, list_heads_read
+from .sampled import Alternative, Result, Rows, attend, read_heads, show_band
+from .slips import TILE_SIZES, weigh_keys
 from .wrong_rows import Sample, Sampled, differ, divide, row_sizes
 
 _HEADS, _ROWS = 32, 8  # that are compared with those of a wrong head, at most
 _NEUTRAL = {"mask": True, "bias": 0.0, "sinks": -math.inf}  # values that change nothing
 _COMPARED_PAIRS = 2**22  # of queries and keys, at most, of masks and biases that are compared
 _MOST_TILES = 64  # of keys, at most
-_MOST_SCORE = 300.0  # of other keys, less the log normaliser: then their weights stay finite
 _LEFT_OF_SUM = 0.1  # of the squared error, at most, that sums of heads leave
 _NO_PART = 0.02  # of a sum of heads, at most
 _MOST_FACTOR = 4.0  # of an output that is added: a larger one is another mistake
 _CROSSED = 16  # tiles, at most, that are tried in the place of each other
 
 
-def list_other_heads(problem: Problem) -> Iterator[tuple[str, Callable[[Index], Index]]]:
-    """List the heads that a kernel may read by mistake: the first, the next, the one before."""
-    lead = problem.lead
-    for axis, length in enumerate(lead):
-        if length == 1:
-            continue
-        called = "head" if axis == len(lead) - 1 else "batch member"
-
-        def move(index: Index, by: int | None, axis: int = axis, length: int = length) -> Index:
-            to = 0 if by is None else (index[axis] + by) % length
-            return (*index[:axis], to, *index[axis + 1 :])
-
-        yield f"the first {called}", partial(move, by=None)
-        yield f"the next {called}", partial(move, by=1)
-        if length > 2:
-            yield f"the {called} before", partial(move, by=-1)
-
-
 def list_exchanged(
     problem: Problem, sample: Sample, sizes: Sequence[Doubles]
 ) -> Iterator[Alternative]:
-    """List kernels that take an array of other heads: for each wrong head, of the nearest."""
-    others = [*np.ndindex(problem.lead)]
-    if not 1 < len(others) <= _HEADS:
-        return
-    for words, take in _list_arrays(problem):
-        nearest: dict[Index, Index | None] = {}
+    """List kernels that take an array of other heads: by a rule, or for each of the nearest."""
+    every = [*np.ndindex(problem.lead)]
+    rules = (*list_head_rules(problem), *list_group_rules(problem))
+    for words, take, may_lack in _list_arrays(problem) if len(every) > 1 else ():
+        far: dict[Index, dict[Index | None, float]] = {}
         for x, size in zip(sample.heads, sizes, strict=True):
-            i = np.flatnonzero(x.wrong)[:_ROWS]
+            at, i = x.rows.at, np.flatnonzero(x.wrong)[:_ROWS]
             rows = x.rows._replace(queries=x.rows.queries[i])
-            far: dict[Index | None, float] = {}
-            none = [None] if words.split()[-1] in _NEUTRAL else []  # as if it were not given
-            same = sorted(others, key=lambda y: y[-1] != x.rows.at[-1])  # first, of equal ones
-            for other in [*same, *none] if len(i) else ():
-                out = take({x.rows.at: other}).result(rows).out
-                far[other] = float(np.sum(np.square(divide(differ(x.got[i], out), size[i]))))
-            nearest[x.rows.at] = min(far, key=far.__getitem__) if far else x.rows.at
-        moved = {x: y for x, y in nearest.items() if x != y}
-        # That each head is nearest to itself is no exchange.
-        if moved:
-            called = (
-                f"head {place(x)} {'has none' if y is None else f'from head {place(y)}'}"
-                for x, y in moved.items()
-            )
-            yield take(moved)._replace(
-                text=f"heads have {words} of other heads: {', '.join(called)}"
-            )
+            near = every if len(every) <= _HEADS else [at, *(rule(at) for _, rule in rules)]
+            same = sorted(near, key=lambda y, last=at[-1]: y[-1] != last)  # first, of equal ones
+            for other in (*dict.fromkeys(same), *[None] * may_lack) if len(i) else ():
+                out = take({at: other}.get).result(rows).out
+                z = divide(differ(x.got[i], out), size[i])
+                far.setdefault(at, {})[other] = float(np.sum(np.square(z)))
+        for whose, to, named in list_heads_read(problem, far, int(np.sum(sample.wrong.any(1)))):
+            yield take(to)._replace(text=f"{words} {whose}", named=named)
+
+
+def list_by_rules(problem: Problem) -> Iterator[Alternative]:
+    """List kernels that read an array of other heads by a rule, the same in all of them."""
+    for words, take, _ in _list_arrays(problem):
+        for whose, rule in list_head_rules(problem):
+            yield take(rule)._replace(text=f"{words} {whose}")
+    for whose, rule in [*list_group_rules(problem)][:1]:
+        dealt = problem.with_arrays_of("kv", rule)
+        yield Alternative(f"keys and values are read from {whose}", dealt, dealt=True)
 
 
 def _list_arrays(
     problem: Problem,
-) -> Iterator[tuple[str, Callable[[Mapping[Index, Any]], Alternative]]]:
-    """List what may be of another head, and how the kernel computes that takes it so."""
+) -> Iterator[tuple[str, Callable[[HeadRule], Alternative], bool]]:
+    """List what may be of another head, the kernel that takes it so, and if a head may lack it."""
 
-    def moved(to: Mapping[Index, Any]) -> Alternative:
-        return Alternative("", problem, move=lambda x: x._replace(at=to.get(x.at, x.at)))
+    def take(names: str, to: HeadRule) -> Alternative:
+        return Alternative("", problem.with_arrays_of(names, to))
 
-    def taken(to: Mapping[Index, Any], names: Iterable[str]) -> Alternative:
-        return Alternative("", problem.with_arrays_of(names, lambda x: to.get(x, x)))
-
-    def taken_or_none(to: Mapping[Index, Any], name: str) -> Alternative:
+    def take_or_lack(name: str, to: HeadRule) -> Alternative:
         def change(at: Index, x: Any) -> Any:
-            other = to.get(at, at)
+            other = to(at)
             return np.full_like(x, _NEUTRAL[name]) if other is None else problem.read(other)[name]
 
         return Alternative("", problem.replaced(name, change))
 
-    yield "the output", moved
-    for names, words in (("kv", "the keys and values"), ("v", "the values"), ("k", "the keys")):
-        yield words, partial(taken, names=names)
-
-    def rescaled(to: Mapping[Index, Any], names: str) -> Alternative:
+    def rescale(names: str, to: HeadRule) -> Alternative:
         def change(at: Index, x: Any, name: str) -> Any:
-            own, other = (problem.read(y)[name] for y in (at, to.get(at, at)))
+            own, other = (problem.read(y)[name] for y in (at, to(at)))
             return x / own * other
 
         scaled = problem
@@ -112,14 +86,18 @@ def _list_arrays(
             scaled = scaled.replaced(x, partial(change, name=f"{x}_scale"))
         return Alternative("", scaled)
 
-    given = [x for x in "qkv" if f"{x}_scale" in problem.first]
-    for names in dict.fromkeys(("".join(x for x in given if x != "q"), *given)) if given else ():
+    yield "each head holds the output of", partial(read_heads, problem), False
+    for names, words in (("kv", "keys and values"), ("v", "values"), ("k", "keys")):
+        yield f"{words} are read from", partial(take, names), False
+    given = "".join(x for x in "qkv" if f"{x}_scale" in problem.first)
+    for names in dict.fromkeys(filter(None, (given, given.replace("q", ""), *given))):
         words = " and ".join(f"{x}_scale" for x in names)
-        yield f"the {words}", partial(rescaled, names=names)
+        yield f"{words} {'are' if names[1:] else 'is'} read from", partial(rescale, names), False
     n, m, _ = problem.shape
     for name in ("mask", "bias", "sinks"):
         if name in problem.first and (name == "sinks" or n * m <= _COMPARED_PAIRS):
-            yield f"the {name}", partial(taken_or_none, name=name)
+            words = f"the {name.replace('sinks', 'sink')} is read from"
+            yield words, partial(take_or_lack, name), True
 
 
 def list_of_heads(
@@ -196,7 +174,7 @@ def list_pages(problem: Problem, sample: Sample) -> Iterator[Alternative]:
             for x, (y, source) in to.items()
         )
         text = f"{called} {at * size} to {last} are read from other heads: {', '.join(words)}"
-        yield Alternative(text, moved)
+        yield Alternative(text, moved, named=True)
 
 
 def list_other_queries(problem: Problem, sample: Sample) -> Iterator[Alternative]:
@@ -229,7 +207,7 @@ def list_other_queries(problem: Problem, sample: Sample) -> Iterator[Alternative
         return every[np.clip(start + np.arange(n), 0, len(every) - 1)]
 
     text = f"queries are read from elsewhere: {', '.join(words)}"
-    yield Alternative(text, problem.replaced("q", change))
+    yield Alternative(text, problem.replaced("q", change), named=True)
 
 
 def list_summed(problem: Problem, sample: Sample) -> Iterator[Alternative]:
@@ -257,7 +235,7 @@ def list_summed(problem: Problem, sample: Sample) -> Iterator[Alternative]:
             f"head {place(x)} is {' + '.join(y) or '0'}" for x, y in zip(found, sums, strict=True)
         )
         text = f"outputs are added: {', '.join(words)}"
-        yield Alternative(text, problem, answer=add_up, plain=False)
+        yield Alternative(text, problem, answer=add_up, plain=False, named=True)
 
 
 def _sum_of_squares(x: Doubles) -> float:
@@ -373,8 +351,3 @@ class Pages(NamedTuple):
         w = weigh_keys(head, lse)
         values = np.concatenate([head.v[: head.keys], np.ones((head.keys, 1))], -1)
         return np.stack([w[:, j] @ values[j] for j in blocks(0, head.keys, size)])
-
-
-def weigh_keys(head: SoftmaxHead, lse: Doubles) -> Doubles:
-    """Compute weights of a head's keys, (queries, keys), with log normalisers of another head."""
-    return np.exp(np.minimum(score_all(head)[:, : head.keys] - lse[:, None], _MOST_SCORE))

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ....arrays.library import Doubles
-from ....arrays.words import place
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...verification.findings import Numbers
-from .sampled import Alternative, Result, Rows
+from ..operators.maps import list_heads_read
+from .sampled import Alternative, Result, Rows, read_heads
 from .slips import NORMALISERS
 from .wrong_rows import FAR, Sample, Sampled, differ, divide, error_of_lse, finite, thin
 
 _HEADS, _ROWS_OF_EACH = 32, 8  # that are compared, at most
 _SEVERAL = 2  # numbers, at least, that are those of other heads
-_NAMED = 4  # heads, at most, that are named
 _STEPS, _LEAST_STEP = 3, 1e-7  # of a number that follows log normalisers; of it, each at least
 _MOST_ERRORS = 8.0  # how far it may move: those of a few rows alone are hardly known
 
@@ -108,40 +107,17 @@ def list_exchanged_normalisers(
         return
     given, keys = Alternative("", problem), np.arange(m)
     exact = {x: given.result(Rows(x, i, keys)) for x in heads}
-    moved: dict[Index, Index] = {}
+    far: dict[Index, dict[Index | None, float]] = {}
     for at in map(problem.index_of, wrong.tolist()):
         got = numbers.lse(at)[i]
-        far = {
+        far[at] = {
             y: np.max(np.abs(divide(differ(got, x.lse), error_of_lse(x, numbers, profile, m))))
             for y, x in exact.items()
         }
-        moved[at] = min(far, key=far.__getitem__)
-        if far[moved[at]] > FAR:
+        if min(far[at].values()) > FAR:
             return
-    text = f"that of other heads: {_describe_moved(moved, problem.lead)}"
-    yield text, Alternative("", problem, move=lambda x: x._replace(at=moved.get(x.at, x.at)))
-
-
-def _describe_moved(moved: Mapping[Index, Index], lead: Index) -> str:
-    """Say which head has that of which other, once if it is so in each batch member."""
-    last = {x[-1:]: y[-1:] for x, y in moved.items()}
-    members = np.ndindex(lead[:-1])
-    every = {(*at, *x): (*at, *y) for at in members for x, y in last.items()}
-    # Where it is the same in each batch member heads are named without it.
-    named = last if every == moved else moved
-    words = [f"head {place(x)} from head {place(y)}" for x, y in named.items()]
-    more = f" and {len(words) - _NAMED} more" if len(words) > _NAMED else ""
-    order = _find_order(last, lead[-1]) if named is last else ""
-    return ", ".join(words[:_NAMED]) + more + order
-
-
-def _find_order(last: Mapping[Index, Index], heads: int) -> str:
-    """Say that heads are written group by group in another order, if they are."""
-    for a in (x for x in range(2, heads) if heads % x == 0):
-        order = np.arange(heads).reshape(a, -1).T.ravel()
-        if all(last.get((h,), (h,)) == (y,) for h, y in enumerate(order.tolist())):
-            return f", as if heads in order ({a}, {heads // a}) were written as ({heads // a}, {a})"
-    return ""
+    for words, to, _ in list_heads_read(problem, far, len(wrong)):
+        yield f"that of {words}", read_heads(problem, to)
 
 
 def share_of_offset(problem: Problem, sample: Sample) -> float:

@@ -20,7 +20,7 @@ from ...rounding.profiles import Profile
 from ...verification.findings import Numbers, Suspect, describe_span, name_span
 from ...verification.verdict import Verdict
 from .sampled import Rows, attend, take_rows
-from .slips import score_all
+from .slips import weigh_keys
 from .wrong_rows import POWER, Sample, differ, divide, find_tiles, number_sequences
 
 _ROWS_NAMED = 4  # rows that are named one by one, at most
@@ -330,7 +330,7 @@ def remark_stale(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator
     error = numbers.out(index)[: len(head.q)] - exact.out
     if not np.all(np.isfinite(error)) or not np.all(np.isfinite(exact.lse)):
         return
-    w = np.exp(score_all(head)[:, :m] - exact.lse[:, None])
+    w = weigh_keys(head, exact.lse)
     count = np.sum(sample.wrong[number, : len(w)])
     for size in (x for x in _TILES if 2 * x <= count and x < m):
         for j in blocks(0, m, size):

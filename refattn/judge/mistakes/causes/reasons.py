@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from ....arrays.words import place
 from ....features import elu_features
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import PROFILES, Profile
@@ -36,7 +37,7 @@ from ..operators.exponentials import is_of_weights, rounds_weights
 from ..operators.grids import find_grid
 from .alternatives import list_alternatives
 from .edited import list_like
-from .fitted import name_copies, name_dropout
+from .fitted import name_copies, name_dropout, name_moved_blocks
 from .gradients import explain_backward
 from .normalisers import share_of_offset
 from .places import (
@@ -173,7 +174,11 @@ def explain(
         alone = search_causes(*about, strange_alone=True)
         found, sample = alone if alone[0] else ([], sample)
     if failed != "lse" and not any(x.name == _CAUSE for x in found):
-        found = _search_columns(problem, numbers, profiles, rest, sample) or found
+        found = (
+            _search_columns(problem, numbers, profiles, rest, sample)
+            or _search_written(problem, numbers, profiles, rest, sample)
+            or found
+        )
     if failed == "lse":
         share = 0.0 if found else share_of_offset(problem, sample)
         fits = [x._replace(explained=share) for x in fits if share >= _MOST]
@@ -199,7 +204,8 @@ def explain(
     remarks = [*seen, *verdict.remarks, *strange, *remark_zeros(problem, numbers, sample)]
     copies = []
     if failed != "lse" and not holds:
-        copies = name_copies(problem, numbers, sample, by, verdict.dtype)
+        taken = problem, numbers, sample, by, verdict.dtype
+        copies = name_copies(*taken) or name_moved_blocks(*taken)
     if copies and (copies[0].name == _CAUSE or not suspects):
         suspects, remarks = copies, [x for x in remarks if x not in seen]
     if not suspects and failed != "lse":
@@ -232,6 +238,31 @@ def _search_columns(
     some, zero = (name_span("columns", x) if len(x) else "" for x in spans)
     there = f"{ONLY_IN}{some}" * (not sample.columns.all()) + f", and {zero} are 0" * bool(zero)
     return [x._replace(text=x.text + there) for x in found if x.name == _CAUSE]
+
+
+def _search_written(
+    problem: Problem,
+    numbers: Numbers,
+    profiles: Mapping[str, Profile],
+    rest: tuple[str, str, Index, bool],
+    sample: Sample,
+) -> list[Suspect]:
+    """Search causes in the wrong rows alone that are not 0."""
+    outs = (numbers.out(x) for x in np.ndindex(problem.lead))
+    zero = sample.wrong & np.stack([~np.any(x, -1) for x in outs])
+    if not zero.any() or np.array_equal(zero, sample.wrong):
+        return []
+    # Rows of NaN are left out if others are wrong.
+    written = numbers._replace(
+        out=lambda at: np.where(zero[problem.number(at)][:, None], math.nan, numbers.out(at))
+    )
+    dtype, failed, _, sized = rest
+    found, _ = search_causes(problem, written, profiles, dtype, failed, (), sized)
+    words = f", and {name_span('queries', np.flatnonzero(zero.any(0)))} are 0"
+    heads = {problem.index_of(x) for x in np.flatnonzero(zero.any(1))}
+    if len(heads) < len(zero):
+        words += f" in head{'s' * (len(heads) > 1)} {', '.join(map(place, sorted(heads)))}"
+    return [x._replace(text=x.text + words) for x in found if x.name == _CAUSE]
 
 
 @_ends_no_verdict("verdicts")

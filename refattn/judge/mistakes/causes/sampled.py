@@ -13,6 +13,7 @@ from ....arrays.library import Doubles
 from ....engine.scores import Band, Reach
 from ...rounding.head import TILE_KEYS, ScoredRows, SoftmaxHead, attend_rows
 from ...rounding.problems import Index, Problem
+from ..operators.maps import HeadRule
 
 Numbers1D = npt.NDArray[np.int64]
 Seen = npt.NDArray[np.bool_]
@@ -72,7 +73,10 @@ class Alternative(NamedTuple):
     move: Callable[[Rows], Rows] | None = None  # to the queries that are answered, from the written
     compute: Callable[[SoftmaxHead], Result] = attend
     answer: Callable[[Rows], Result] | None = None  # the result for rows not all of one head
+    dealt: bool = False  # whether query heads are dealt to key heads in turn
     plain: bool = True  # whether it comes before what says the same in other words
+    named: bool = False  # whether it is known of the wrong heads that were taken alone
+    fitted: bool = False  # whether it has numbers that are fitted
 
     def head(self, rows: Rows) -> SoftmaxHead:
         """Take the queries and keys of a head; what is hidden is in the mask."""
@@ -84,6 +88,11 @@ class Alternative(NamedTuple):
         """Compute the result for some queries."""
         with np.errstate(all="ignore"):
             return self.compute(self.head(rows)) if self.answer is None else self.answer(rows)
+
+
+def read_heads(problem: Problem, to: HeadRule, text: str = "") -> Alternative:
+    """Return the kernel whose heads hold the output of others, those that a rule says."""
+    return Alternative(text, problem, move=lambda x: x._replace(at=to(x.at)))
 
 
 def take_rows(

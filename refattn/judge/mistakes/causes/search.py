@@ -14,7 +14,6 @@ two apart. Of several that hold the nearest are named, and of those that are ali
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import chain
@@ -45,7 +44,6 @@ from .wrong_rows import (
 _BEST = 6  # alternatives that are judged by rounding errors
 _OUTPUT_ALONE = "(only the output: lse does not agree)"
 _KEPT = 2**22  # numbers of heads that were read, and are kept
-_NAMES_HEADS = re.compile(r"head \(?\d")  # a cause that is one of these heads only
 
 
 def search_causes(
@@ -197,7 +195,6 @@ def find_left(
 ) -> tuple[list[Index], int]:
     """Find wrong rows, of so many, that an alternative leaves wrong; in heads that it names."""
     (problem, numbers, _), sample = trials.about, trials.sample
-    names = _NAMES_HEADS.search(alternative.text) is not None
     heads = {x.rows.at for x in sample.heads if x.wrong.any()}
     taken = [x.take(x.wrong) for x in sample.heads if x.wrong.any()]
     rates = [rate_rows(x.got, alternative.result(x.rows).out, sample.unit) for x in taken]
@@ -205,7 +202,7 @@ def find_left(
     left: list[Index] = []
     count = 0
     for x in list_wrong(problem, numbers, sample.wrong):
-        if names and x.rows.at not in heads:
+        if alternative.named and x.rows.at not in heads:
             continue
         result, given = alternative.result(x.rows), Alternative("", problem).result(x.rows)
         off = stay_wrong(x.got, result.out, given.out, sample.unit, usual)

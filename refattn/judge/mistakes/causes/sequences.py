@@ -27,7 +27,6 @@ from .sampled import (
 )
 from .slips import TILE_SIZES, hide_tile
 
-_MOST_SKIPPED = 64  # sequences, at most, of which each may be skipped
 _MOST_BORDERS = 16  # between sequences, at most, of which each may be wrong alone
 _LOST_TILES = 8  # of a sequence, at most, of which each may be lost
 _SAME_SLOPE = 1e-2  # of a bias over distances, how far it may differ
@@ -362,8 +361,9 @@ def list_hidden(problem: Problem) -> Iterator[Alternative]:
         yield Alternative(text, problem, answer=partial(_spoil, problem))
         text = "the mask of keys also hides queries, whose rows are 0"
         yield Alternative(text, problem, answer=partial(_hide_queries, problem))
-        causal = problem.without("mask")._replace(causal=True)
-        yield Alternative("the mask is ignored, and attention is causal", causal)
+        if not problem.causal:
+            causal = problem.without("mask")._replace(causal=True)
+            yield Alternative("the mask is ignored, and attention is causal", causal)
     if problem.causal and problem.packed is None:
         text = "a query sees its last key and those after it, not those before"
         yield Alternative(text, problem, lambda x: x.ahead >= 0)
@@ -399,36 +399,8 @@ def _hide_queries(problem: Problem, rows: Rows) -> Result:
     return x._replace(out=np.where(np.isin(rows.queries, shown)[:, None], x.out, 0.0))
 
 
-def fill_tiles(_: Index, mask: Any, size: int) -> Any:
-    """Show each tile of keys whole of which a mask shows some."""
-    keys = mask.shape[-1]
-    tiles = np.pad(mask, ((0, 0), (0, -keys % size))).reshape(len(mask), -1, size)
-    return np.repeat(tiles.any(-1), size, -1)[:, :keys]
-
-
-def list_skipped(problem: Problem) -> Iterator[Alternative]:
-    """List kernels that leave rows of sequences at 0: of one, or of all that are short."""
-    if problem.packed is None or problem.packed.queries.ndim > 1:
-        return
-    offsets = problem.packed.queries
-    lengths = np.diff(offsets)
-    alone = np.eye(len(lengths), dtype=bool)[:_MOST_SKIPPED]
-    for number, skipped in enumerate(alone):
-        last = ", the last," if number == len(lengths) - 1 else ""
-        yield _skip(problem, f"sequence {number}{last} is skipped: its rows are 0", skipped)
-    for length in np.unique(lengths)[1:-1][:_MOST_SKIPPED]:
-        text = f"sequences of up to {length} tokens are skipped: their rows are 0"
-        yield _skip(problem, text, lengths <= length)
-
-
-def _skip(problem: Problem, text: str, skipped: Any) -> Alternative:
-    assert problem.packed is not None
-    at = np.repeat(skipped, np.diff(problem.packed.queries))
-
-    def answer(rows: Rows) -> Result:
-        x = attend(take_rows(problem, rows))
-        lost = at[rows.queries]
-        lse = np.where(lost, -np.inf, x.lse)
-        return Result(np.where(lost[:, None], 0.0, x.out), lse, x.top)
-
-    return Alternative(text, problem, answer=answer)
+def fill_tiles(_: Index, mask: Any, size: int, rows: int = 1, fill: Any = np.logical_or) -> Any:
+    """Show each tile of keys, of so many queries, whole of which a mask shows some, or all."""
+    n, keys = mask.shape
+    tiles = fill.reduceat(fill.reduceat(mask, np.arange(0, keys, size), 1), np.arange(0, n, rows))
+    return np.repeat(np.repeat(tiles, rows, 0)[:n], size, 1)[:, :keys]

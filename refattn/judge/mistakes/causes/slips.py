@@ -15,7 +15,7 @@ from ....arrays.library import Doubles
 from ...rounding.formats import FORMATS, Format
 from ...rounding.head import SoftmaxHead, scan_tile
 from ...rounding.problems import Problem
-from .sampled import Alternative, Place, Result, Rows, Seen, attend, pad_sum, show_band, take_rows
+from .sampled import Alternative, Place, Result, Seen, attend, pad_sum, show_band
 from .wrong_rows import finite
 
 TILE_SIZES = (16, 32, 64, 128, 256)  # keys that kernels take at a time
@@ -24,6 +24,7 @@ PARTS = (2, 3, 4, 6, 8, 16)
 _PART_SIZES = (64, 128, 256, 512, 1024)  # keys of each part but the last
 LOST_TILES = TILE_SIZES[::-1]
 _LAGS = (8, 4, 2, 1)  # bits by which a maximum may grow before sums are rescaled
+_MOST_SCORE = 300.0  # of other keys, less the log normaliser: then their weights stay finite
 _LOG_OF_ZERO = math.log(2.0**-149)  # the exponential of what is below is 0 in float32
 _LOG_OF_MOST = math.log(FORMATS["float32"].largest)  # and infinite above
 
@@ -51,6 +52,9 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
             divided = partial(_divide_at_tiles, size=size, often=often)
             text = f"the output is divided by the running sum after each tile of {size} keys{words}"
             yield Alternative(text, problem, compute=divided)
+        text = f"weights of each tile of {size} keys are divided by the running sum up to it"
+        early = partial(_divide_by_running, size=size)
+        yield Alternative(f"{text}, not by that of all", problem, compute=early)
         # 448 is the largest number of float8_e4m3fn: weights that are stored times 2^8 leave its
         # range above 448 / 2^8.
         past = f"weights relative to the maximum of earlier tiles ({size} keys)"
@@ -95,8 +99,6 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
     if problem.has_sinks:
         text = "e^sink is added to the sum of e^(score - largest score), not e^(sink - largest)"
         yield Alternative(text, problem, compute=_add_sink_to_shifted)
-        text = "the sink of query i is that of head i % (number of heads)"
-        yield Alternative(text, problem, answer=partial(_take_sinks_of_rows, problem))
     if problem.softcap is not None:
         without = problem._replace(softcap=None)
         for words, cap in _CAPS.items():
@@ -121,37 +123,6 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
             problem,
             compute=partial(_saturate, most=float(size)),
         )
-    yield from _list_beside(problem)
-
-
-def _list_beside(problem: Problem) -> Iterator[Alternative]:
-    """List kernels that take the keys or the values of the tokens beside, or a tile away."""
-    sizes = [x for x in TILE_SIZES if 2 * x < problem.shape[1]]  # else copies of others, or a turn
-    for called, names in _OF_TOKENS.items():
-        for size, turn, ends in product((1, *sizes), (1, -1), _AT_ENDS):
-            if size > 1 and ends == AROUND:
-                continue
-            moved = problem
-            for name in names:
-                moved = moved.replaced(name, partial(move_rows, by=turn * size, ends=ends))
-            text = f"key j has the {called} of key j {'-+'[turn > 0]} {size}{ends}"
-            yield Alternative(text, moved)
-
-
-def move_rows(_: Any, x: Doubles, by: int, ends: str) -> Doubles:
-    """Take the rows that stand so many places later; where there are none, see `_AT_ENDS`."""
-    at = np.arange(len(x)) + by
-    around = x[at % len(x)]
-    return np.where(((at >= 0) & (at < len(x)))[:, None], around, _AT_ENDS[ends](x, around))
-
-
-_OF_TOKENS = {"key": "k", "value": "v", "key and value": "kv"}
-AROUND, KEPT = " (cyclically)", " (its own if there is none)"
-_AT_ENDS: Mapping[str, Callable[[Doubles, Doubles], Any]] = {
-    "": lambda own, around: 0.0,
-    AROUND: lambda own, around: around,
-    KEPT: lambda own, around: own,
-}
 
 
 def _name_tiles(size: int) -> str:
@@ -183,6 +154,12 @@ def _weigh_scores(scores: Doubles) -> tuple[Doubles, Doubles]:
     """Compute weights over the largest, and the largest scores."""
     top = np.max(scores, -1, initial=-math.inf)
     return _over(scores, top), top
+
+
+def weigh_keys(head: SoftmaxHead, lse: Doubles | None = None) -> Doubles:
+    """Compute weights of keys, (queries, keys), with log normalisers of their own or of others."""
+    own = attend(head).lse if lse is None else lse
+    return np.exp(np.minimum(score_all(head)[:, : head.keys] - own[:, None], _MOST_SCORE))
 
 
 def attend_by(scores: Doubles, v: Doubles) -> Result:
@@ -280,6 +257,14 @@ def _divide_at_tiles(head: SoftmaxHead, size: int, often: int) -> Result:
     return attend(head)._replace(
         out=np.exp(s - finite(tops[:, -1:]) - _of_keys(later, s, size)) @ head.v
     )
+
+
+def _divide_by_running(head: SoftmaxHead, size: int) -> Result:
+    """Divide weights by the sum of those up to their tile."""
+    s = score_all(head)
+    tiles = np.logaddexp.reduceat(s, np.arange(0, s.shape[-1], size), -1)
+    total = _of_keys(np.logaddexp.accumulate(tiles, -1), s, size)
+    return attend(head)._replace(out=np.exp(s - finite(total)) @ head.v)
 
 
 def _keep_tops(tops: Doubles, bits: float) -> tuple[Doubles, Doubles]:
@@ -457,15 +442,6 @@ def _add_sink_to_shifted(head: SoftmaxHead) -> Result:
     return x if head.sink is None else pad_sum(x, head.sink + x.top, -math.inf)
 
 
-def _take_sinks_of_rows(problem: Problem, rows: Rows) -> Result:
-    """Take for each query the sink of the head that has its number."""
-    # Query i reads the sink at its own index, so that sinks of other heads come in turn.
-    heads = range(problem.lead[-1] if problem.lead else 1)
-    every = [problem.read((*rows.at[:-1], h)[: len(rows.at)])["sinks"] for h in heads]
-    sinks = np.ravel(every)[rows.queries % len(heads)]
-    return pad_sum(attend(take_rows(problem.without("sinks"), rows)), sinks, sinks)
-
-
 _OVERFLOWS = "the cap overflows: tanh(s / cap) is computed from"
 _CAPS: Mapping[str, Callable[[float, Doubles], Doubles]] = {
     "the cap is s tanh(s / cap), not cap tanh(s / cap)": lambda cap, s: s * np.tanh(s / cap),
@@ -526,11 +502,11 @@ def hide_tile(problem: Problem, j: slice) -> Alternative:
     return Alternative(name_keys(j, "are left out"), problem, seen)
 
 
-def name_keys(j: slice, words: str) -> str:
+def name_keys(j: slice, words: str, one: str = "key", several: str = "keys") -> str:
     """Say something of one key, or of several."""
     if j.stop - j.start > 1:
-        return f"keys {j.start} to {j.stop - 1} {words}"
-    return f"key {j.start} {words.replace('count', 'counts', 1).replace('are', 'is', 1)}"
+        return f"{several} {j.start} to {j.stop - 1} {words}"
+    return f"{one} {j.start} {words.replace('count', 'counts', 1).replace('are', 'is', 1)}"
 
 
 def weigh_with_zeros(head: SoftmaxHead) -> tuple[Doubles, Doubles, Doubles]:

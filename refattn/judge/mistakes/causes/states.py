@@ -18,6 +18,7 @@ from ...rounding.roundings import Roundings
 from ...rounding.states import TokenArrays, give, is_delta
 from ...verification.findings import ONLY_IN, Finding, Numbers, Suspect
 from ..operators.handed_on import CHUNK_SIZES, list_handed_on
+from ..operators.maps import HeadRule, list_heads_read
 from .places import by_row, describe_factors, name_heads
 from .suspects import as_suspect
 
@@ -327,34 +328,27 @@ def _read_changed(
     return {**read(index), **change(read(index))}
 
 
-def _list_exchanged(problem: Problem, got: Mapping[Index, Doubles]) -> Iterator[Cause]:
-    """List arrays that may be read from other heads or batch members: for each head the nearest."""
+def _list_exchanged(problem: Problem, got: Mapping[Index, Doubles], count: int) -> Iterator[Cause]:
+    """List arrays that may be read from other heads or batch members, of so many wrong heads."""
     if not 1 < max(problem.lead, default=1) <= _MOST_HEADS:
         return
     every = [*np.ndindex(problem.lead)]
     for words, take in _OF_HEADS.items():
-        heads: dict[Index, Index] = {}
+        far: dict[Index, dict[Index | None, float]] = {}
         for index, out in got.items():
             others = [x for x in every if x[:-1] == index[:-1] or x[-1] == index[-1]]
-            far = [
-                _distance(Cause("", _take_from(problem, take, {index: x})), index, out)
-                for x in others
-            ]
-            heads[index] = others[int(np.argmin(far))]
-        moved = [
-            f"head {place(x)} from head {place(y)}" for x, y in sorted(heads.items()) if x != y
-        ]
-        if moved:
-            text = f"{words} read from other heads: {', '.join(moved)}"
-            yield Cause(text, _take_from(problem, take, heads))
+            ways = {x: Cause("", _take_from(problem, take, {index: x}.get)) for x in others}
+            far[index] = {x: _distance(one, index, out) for x, one in ways.items()}
+        for whose, to, _ in list_heads_read(problem, far, count):
+            yield Cause(f"{words} read from {whose}", _take_from(problem, take, to))
 
 
-def _take_from(problem: Problem, take: Any, heads: Mapping[Index, Index]) -> Problem:
+def _take_from(problem: Problem, take: Any, to: HeadRule) -> Problem:
     """Read for a head what another has."""
 
     def read(index: Index) -> TokenArrays:
         x = problem.read(index)
-        return {**x, **take(x, problem.read(heads.get(index, index)))}
+        return {**x, **take(x, problem.read(to(index)))}
 
     return problem._replace(read=read)
 
@@ -409,7 +403,11 @@ def explain_states(problem: Problem, numbers: Numbers, roundings: Roundings) -> 
     most, holding, near = _FAR_LEFT * sum(errors[x] for x in worst), [], []
     if not 0 < most < math.inf:  # squares of such numbers are beyond the range of float64
         return
-    causes = *list_states(problem), *_list_exchanged(problem, got), *_list_started(problem, got)
+    causes = (
+        *list_states(problem),
+        *_list_exchanged(problem, got, len(wrong)),
+        *_list_started(problem, got),
+    )
     for one in causes:
         off = 0.0
         # A cause that has left too much is computed for no further head.

@@ -22,12 +22,19 @@ from ...verification.empty_rows import fit_convention
 from ...verification.findings import Numbers, name_number
 from ..defects.catalogue import Mutant
 from ..operators.arrays import list_reads
+from ..operators.classes import (
+    list_partial_sums,
+    list_stale_weights,
+    list_weighted_classes,
+)
 from ..operators.columns import list_columns
 from ..operators.exponentials import list_powers, list_rounded_by_tiles, list_weights
 from ..operators.intervals import list_intervals, list_lost_parts
 from ..operators.limits import list_mask_ends, list_own_limits, list_reaches, list_windows
 from ..operators.own_keys import list_own_keys
 from ..operators.pages import list_blocks_of_cache
+from ..operators.sinks import list_sinks
+from ..operators.spans import list_spans
 from ..operators.tiles import (
     list_crossed_parts,
     list_interleaved,
@@ -42,7 +49,7 @@ from .fitted import list_counted, list_wrong_tiles, sum_by_tiles
 from .heads import describe_numbers, list_exchanged, list_of_heads, list_other_places
 from .normalisers import follow_normalisers
 from .sampled import Alternative, Result, Rows, attend
-from .sequences import list_hidden, list_padded, list_skipped
+from .sequences import list_hidden, list_padded
 from .slips import PARTS, list_slips
 from .wrong_rows import (
     FEWEST_NUMBERS,
@@ -78,7 +85,6 @@ _ROWS_OF_POWER = 6  # that are wrong alone: fewer have a power that is near to a
 _FITTED_FILLS = 3  # ways to hide keys by a number, at most, of which this is fitted
 _OF_TYPE = re.compile(r"(.* are rounded to )(\S+)( .*)")  # a cause of which a type is a part
 _PLAIN_LISTS: tuple[Callable[[Problem], Iterator[Alternative]], ...] = (
-    list_skipped,
     list_hidden,
     list_alternatives,
     list_halves,
@@ -90,6 +96,7 @@ _PLAIN_LISTS: tuple[Callable[[Problem], Iterator[Alternative]], ...] = (
     list_normalised,
     list_weights,
     list_lost_parts,
+    list_sinks,
 )
 _ROUNDED: Mapping[str, Mapping[str, Any]] = {
     "sums of products are kept in float16": {"accumulate": "float16"},
@@ -119,9 +126,8 @@ class Explained(NamedTuple):
     @property
     def explains_part(self) -> bool:
         """Whether it is worth a word if it does not hold: the best of many explains some."""
-        fitted = "±" in self.alternative.text or not self.alternative.plain
         sure = self.share > _MOST_PART and self.likeness > _LIKE
-        return self.everywhere and sure and not fitted
+        return self.everywhere and sure and self.alternative.plain and not self.alternative.fitted
 
 
 def _of_head(
@@ -280,8 +286,8 @@ class Trials:
         ]
         if self.sample.told:
             lists.append(list_own_keys(problem, every, unit))
-        lists += [list_reads(*x) for x in first]
         lists.append(list_blocks_of_cache(problem, few, unit))
+        lists += [list_reads(*x) for x in first]
         lists.append(list_counted(problem, every, columns, length))
         lists.append(list_other_places(problem, self.sample))
         lists.append(self.take_nearest(list_wrong_tiles(problem)))
@@ -290,6 +296,8 @@ class Trials:
         lists.append(list_own_limits(problem, every, unit))
         lists.append(list_mask_ends(problem, every, unit))
         lists.append(list_columns(problem, every, unit))
+        lists.append(list_partial_sums(problem, every, unit))
+        lists.append(list_stale_weights(problem, few, unit))
         lists.append(list_moved_tiles(problem, few, unit))
         lists.append(list_crossed_parts(problem, few, unit))
         lists.append(list_smoothed(problem))
@@ -299,6 +307,8 @@ class Trials:
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
             known = list_edited(self.posed, known_rows(self.posed))
             lists.append(filter(self.changes, known))
+        lists.append(list_spans(problem, every, unit))
+        lists.append(list_weighted_classes(problem, every, unit, self.about[1]))
         return lists
 
     def changes(self, one: Alternative) -> bool:
@@ -378,8 +388,10 @@ class Trials:
                     fitted = self.fit_number(partial(_of_head, family, at), starts, [number])
                     if fitted is not None:
                         found[at] = fitted[0]
-            text = describe_numbers(text, found)
-            yield from self.explain_all([family(found)._replace(text=text)])
+            words = describe_numbers(text, found)
+            yield from self.explain_all(
+                [family(found)._replace(text=words, named=True, fitted=True)]
+            )
 
     def fit(
         self, text: str, family: Callable[[float], Alternative], starts: Sequence[float]
@@ -391,7 +403,7 @@ class Trials:
             digits = min(max(0, -math.floor(math.log10(max(error, 1e-12)))), 9)
             known = name_number(c, error)
             words = text.format(f"{c:.{digits}f} ± {error:.1g}" + f" ({known})" * bool(known))
-            yield from self.explain_all([family(c)._replace(text=words)])
+            yield from self.explain_all([family(c)._replace(text=words, fitted=True)])
 
     def fit_number(
         self,
@@ -448,11 +460,8 @@ class Trials:
         most = 1.5 * max(least, min(0.5, _MUCH_FARTHER * least))
         kept: list[Explained] = []
         for one in sorted(holding, key=lambda x: not x.everywhere):
-            fitted = any(
-                x in one.alternative.text for x in ("±", "(head")
-            )  # a number that has a name is not written again
             if (
-                not (fitted and kept)
+                not (one.alternative.fitted and kept)
                 and one.square <= most
                 and all(self._are_apart(one, x) for x in kept)
             ):

@@ -20,6 +20,14 @@ from .maps import Map, Places, list_maps, write_shift
 _RATED_ROWS = 4  # by which rules are rated
 _NEAREST = 2  # rules that are tried, of each array
 _SHIFTS = (1, -1, 2, -2, *TILE_SIZES[:-1], *(-x for x in TILE_SIZES[:-1]))
+_NOWHERE = -1  # the place of a row of zeros
+# What is read where there is none: of these places, those of the readers, and how many there are.
+_ENDS: Mapping[str, Callable[[Places, Places, int], Any]] = {
+    "": lambda at, own, count: np.clip(at, 0, count - 1),
+    " (cyclically)": lambda at, own, count: at % count,
+    " (its own if there is none)": lambda at, own, count: own,
+    " (0 if there is none)": lambda at, own, count: _NOWHERE,
+}
 _OF_KEYS = {"k": "key", "v": "value", "kv": "key and value"}
 
 
@@ -27,35 +35,39 @@ def list_reads(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alterna
     """List arrays read at other places, by the rules that come nearest to some rows."""
     x, sizes = x.take(slice(_RATED_ROWS)), sizes[:_RATED_ROWS]
     n, m, _ = problem.shape
-    rules = [
-        *list_maps(max(n, m)),
-        *(Map(write_shift("@", by), partial(np.add, by)) for by in _SHIFTS),
-    ]
+    shifts = [Map(write_shift("@", by), partial(np.add, by)) for by in _SHIFTS]
+    rules = [*product(list_maps(max(n, m)), [""]), *product(shifts, _ENDS)]
     for array in _list_placed(problem, x):
-        one, called, last = ("key", "j", m - 1) if array.keys else ("query", "i", n - 1)
+        one, called, count = ("key", "j", m) if array.keys else ("query", "i", n)
         places = np.arange(m) if array.keys else x.rows.queries
         ways, off = [], []
-        for rule, past in product(rules, (False, True) if array.next_heads else (False,)):
-            end = 2 * m - 1 if past else last
-            read = _stay_within(rule.of, end, places)
-            if np.array_equal(read, places) or (past and not np.any(read > last)):
+        for (rule, ends), past in product(rules, (False, True) if array.next_heads else (False,)):
+            read = _stay_within(rule.of, ends, 2 * m if past else count, places)
+            if np.array_equal(read, places) or (past and (ends or not np.any(read >= count))):
                 continue
             if np.all(read == read[0]):  # whatever the rule, it is one place
                 rule = Map(str(read[0]), rule.of)
             with np.errstate(all="ignore"):
                 z = divide(differ(x.got, array.apply(read)), sizes)
-            ways.append((rule, past))
+            ways.append((rule, ends, past))
             off.append(np.sum(z * z))
-        for rule, past in (ways[at] for at in np.argsort(off, kind="stable")[:_NEAREST]):
-            text = f"{one} {called} has the {array.called} of {one} {rule.named(called)}"
-            moved = array.change(partial(_stay_within, rule.of, last))
+        for rule, ends, past in (ways[at] for at in np.argsort(off, kind="stable")[:_NEAREST]):
+            text = f"{one} {called} has the {array.called} of {one} {rule.named(called)}{ends}"
+            moved = array.change(partial(_stay_within, rule.of, ends, count))
             for name in array.next_heads if past else "":
                 moved = moved.replaced(name, partial(_read_past, problem, name, rule.of))
             yield Alternative(f"{text}{', past the end in the next head' * past}", moved)
 
 
-def _stay_within(of: Callable[[Places], Places], last: int, x: Places) -> Places:
-    return np.clip(of(x), 0, last)
+def _stay_within(of: Callable[[Places], Places], ends: str, count: int, x: Places) -> Places:
+    at = of(x)
+    return np.where((at >= 0) & (at < count), at, _ENDS[ends](at, x, count))
+
+
+def _take_or_zero(x: Doubles, at: Places, axis: int = 0) -> Doubles:
+    """Take rows or columns, zeros from nowhere."""
+    kept = np.expand_dims(at != _NOWHERE, 1 - axis) if x.ndim > 1 else at != _NOWHERE
+    return np.where(kept, np.take(x, at, axis), 0.0)
 
 
 def _read_past(
@@ -63,8 +75,8 @@ def _read_past(
 ) -> Doubles:
     """Read rows of a head and the one after it at other places."""
     own, other = (problem.read(y)[name] for y in (index, _find_next(problem, index)))
-    return np.asarray(
-        np.take(np.concatenate([own, other]), of(np.arange(len(own))), 0, mode="clip")
+    return _take_or_zero(
+        np.concatenate([own, other]), _stay_within(of, "", 2 * len(own), np.arange(len(own)))
     )
 
 
@@ -104,11 +116,11 @@ def _list_placed(problem: Problem, x: Sampled) -> Iterator[Placed]:
         return attend_by(every, np.concatenate([v, rest[1]])).out
 
     def read(names: str, j: Places) -> Doubles:
-        scores = wide[:, j] if "k" in names else bare
-        return attend(scores, bias, both[j] if "v" in names else v)
+        scores = _take_or_zero(wide, j, 1) if "k" in names else bare
+        return attend(scores, bias, _take_or_zero(both, j) if "v" in names else v)
 
     def rescale(scales: Mapping[str, Doubles], j: Places) -> Doubles:
-        by = {name: x[j] / x for name, x in scales.items()}
+        by = {name: _take_or_zero(x, j) / x for name, x in scales.items()}
         values = v * by.get("v", 1.0)
         return (
             of_scores(head.q, head.k[:m] * by["k"], values)
@@ -125,11 +137,18 @@ def _list_placed(problem: Problem, x: Sampled) -> Iterator[Placed]:
         next_heads = names * (math.prod(problem.lead) > 1)
         yield Placed(called, True, partial(read, names), change, next_heads)
     of_queries = partial(_read_rows, problem, "q")
-    yield Placed("query", False, lambda i: of_scores(arrays["q"][i], head.k[:m]), of_queries)
+    yield Placed(
+        "query", False, lambda i: of_scores(_take_or_zero(arrays["q"], i), head.k[:m]), of_queries
+    )
     if "bias" in arrays:
         whole, change = arrays["bias"], partial(_read_rows, problem, "bias")
-        yield Placed("bias", True, lambda j: attend(bare, bias[:, j], v), partial(change, axis=1))
-        yield Placed("bias", False, lambda i: attend(bare, whole[i], v), change)
+        yield Placed(
+            "bias",
+            True,
+            lambda j: attend(bare, _take_or_zero(bias, j, 1), v),
+            partial(change, axis=1),
+        )
+        yield Placed("bias", False, lambda i: attend(bare, _take_or_zero(whole, i), v), change)
     # One scale for the whole array has no token that it could be read from instead.
     scaled = [x for x in "kv" if len(arrays.get(f"{x}_scale", ())) == m]
     for names in dict.fromkeys(("".join(scaled), *scaled)) if scaled else ():
@@ -146,7 +165,7 @@ def _read_rows(
     """Read the rows of some arrays, or the columns of a bias, at other places."""
     for name in (names,) if len(names) > 2 else names:
         problem = problem.replaced(
-            name, lambda _, y: np.take(y, of(np.arange(y.shape[axis])), axis)
+            name, lambda _, y: _take_or_zero(y, of(np.arange(y.shape[axis])), axis)
         )
     return problem
 
@@ -161,4 +180,4 @@ def _move_scale(
     problem: Problem, called: str, of: Callable[[Places], Places], index: Index, y: Doubles
 ) -> Doubles:
     scale = problem.read(index)[called]
-    return np.asarray(y / scale * scale[of(np.arange(len(y)))])
+    return np.asarray(y / scale * _take_or_zero(scale, of(np.arange(len(y)))))

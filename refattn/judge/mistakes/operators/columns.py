@@ -11,8 +11,8 @@ import numpy.typing as npt
 from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.problems import Index, Problem
-from ..causes.heads import weigh_keys
-from ..causes.sampled import Alternative, attend, take_rows
+from ..causes.sampled import Alternative, take_rows
+from ..causes.slips import weigh_keys
 from ..causes.wrong_rows import Sampled, differ, divide, row_sizes, thin
 
 Sources = npt.NDArray[np.int64]
@@ -31,7 +31,7 @@ def list_columns(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Ite
     for x in wrong:
         x = x.take(thin(np.arange(len(x.got)), _ROWS))
         head = take_rows(problem, x.rows)
-        weights = weigh_keys(head, attend(head).lse)
+        weights = weigh_keys(head)
         # Those of the head itself come first, of equal ones.
         order = sorted(heads, key=lambda y: y != x.rows.at)
         outs = weights @ np.concatenate([_take_values(problem, y, x.rows.at) for y in order], -1)
@@ -45,7 +45,7 @@ def list_columns(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Ite
         read[x.rows.at] = np.array([heads.index(order[h]) for h in at]) * d + columns
     if words := _name_columns(problem, read, heads):
         moved = problem.replaced("v", partial(_take_columns, problem, read, heads))
-        yield Alternative(f"values have the columns of others: {words}", moved)
+        yield Alternative(f"values have the columns of others: {words}", moved, named=True)
 
 
 def _take_values(problem: Problem, of: Index, at: Index) -> Doubles:

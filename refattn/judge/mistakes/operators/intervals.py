@@ -17,7 +17,7 @@ from ..causes.slips import (
     hide_tile,
     leave_without_tile,
     name_keys,
-    score_all,
+    weigh_keys,
     weigh_with_zeros,
 )
 from ..causes.wrong_rows import Sampled, differ
@@ -25,7 +25,7 @@ from ..causes.wrong_rows import Sampled, differ
 _EDGES = 128  # of intervals, at most, that are tried in pairs before they are made exact
 _TURNS = 4  # in which an edge is made exact, and then the other
 _ALIKE_EDGES = 12.0  # sum of squares of z, by which fits cannot be told apart
-_LEAST_SUM, _MOST_SCORE = 1e-9, 300.0  # of the weights, over what it was; log of a weight
+_LEAST_SUM = 1e-9  # of the weights, over what it was
 
 
 def list_lost_parts(problem: Problem) -> Iterator[Alternative]:
@@ -63,15 +63,16 @@ def list_intervals(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alt
         changes[words] = of_out * w[..., None] * values
         changes[words][..., 0] = of_sum * w + of_zero * zero
     if head.mask is not None:
-        opened = score_all(head._replace(mask=None))[:, : head.keys] - exact.lse[:, None]
-        opened = np.where(head.mask, 0.0, np.exp(np.minimum(opened, _MOST_SCORE)))
-        changes[""] = opened[..., None] * values
+        opened = weigh_keys(head._replace(mask=None), exact.lse)
+        changes[""] = np.where(head.mask, 0.0, opened)[..., None] * values
     right = np.concatenate([np.ones((len(w), 1)), exact.out], -1)
     for words, change in changes.items():
         sums = np.pad(np.cumsum(change, 1), ((0, 0), (1, 0), (0, 0)))
-        j = _find_interval(right, sums, x.got, sizes)
-        if not words:
-            yield show_tile(problem, j)
+        _, j = find_interval(right, sums, x.got, sizes)
+        if head.mask is not None and not words:
+            hidden = np.flatnonzero(~head.mask[:, j].all(0)) + j.start  # from some row
+            if len(hidden):
+                yield show_tile(problem, slice(int(hidden[0]), int(hidden[-1]) + 1))
         elif words == "are left out" and 0 < j.stop - j.start < m:
             yield hide_tile(problem, j)  # hiding keys loses no digits; sums less a tile may cancel
         elif 0 < j.stop - j.start < m:
@@ -80,8 +81,10 @@ def list_intervals(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alt
             yield Alternative(text, problem, compute=lose)
 
 
-def _find_interval(right: Doubles, sums: Doubles, got: Doubles, sizes: Doubles) -> slice:
-    """Find the keys whose change brings some rows nearest to what they are."""
+def find_interval(
+    right: Doubles, sums: Doubles, got: Doubles, sizes: Doubles
+) -> tuple[float, slice]:
+    """Find the keys whose change brings some rows nearest to what they are, and how near."""
     m = sums.shape[1] - 1
 
     def rate(starts: Doubles, stops: Doubles) -> Doubles:
@@ -108,7 +111,8 @@ def _find_interval(right: Doubles, sums: Doubles, got: Doubles, sizes: Doubles) 
     for _ in range(_TURNS):
         stop = _choose_round(rate(np.array([start]), every[start + 1 :]), start + 1, m)
         start = _choose_round(rate(every[:stop], np.array([stop])), 0, m)
-    return slice(start, stop)
+    off = rate(np.array([start]), np.array([stop]))
+    return float(off[0]), slice(start, stop)
 
 
 def _choose_round(far: Doubles, first: int, last: int) -> int:
@@ -125,5 +129,4 @@ def show_tile(problem: Problem, j: slice) -> Alternative:
         usual = band(x) if x.mask is None else band(x) & x.mask
         return np.asarray(usual | ((x.j >= j.start) & (x.j < j.stop)))
 
-    text = f"keys {j.start} to {j.stop - 1} are not masked"
-    return Alternative(text, problem, seen, among=False)
+    return Alternative(name_keys(j, "are not masked"), problem, seen, among=False)

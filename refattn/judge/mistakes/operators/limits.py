@@ -25,6 +25,7 @@ _OWN_ROWS, _FEW_OWN = 64, 8  # rows of a head that are looked at
 _OWN_HEADS, _WHOLE_HEADS, _NAMED_HEADS = 16, 2, 3  # that are looked at, and that are named
 _PERMUTED, _MOST_OFF = (8, 16, 32, 64), 4.0  # sizes of blocks; mean square of z, at most
 _MOST_LIMITS = 8  # that are tried
+_MEMBERS, _MEMBERS_NAMED = 64, 4  # of a batch, that are looked at and named
 _WINDOW_ROWS, _TURNS = 4, 3  # by which windows are found, one limit and then the other
 _TOLD_APART = 12.0  # sum of squares of z, by which fits cannot be told apart
 
@@ -169,7 +170,8 @@ def list_own_limits(
             more = " and so on" * (len(each) > _NAMED_HEADS)
             text = f"{sees} {', '.join(each[:_NAMED_HEADS])}{more}"
             seen = partial(_show_by_head, turn, own, by)
-            yield Alternative(text, problem, partial(_show_both, show_band(free), seen))
+            shown = partial(_show_both, show_band(free), seen)
+            yield Alternative(text, problem, shown, named=True)
         i, rated = np.concatenate([x[1] for x in pairs]), np.concatenate(far)
         for size in (x for x in _PERMUTED if 2 * x <= len(i)):
             moved, off = np.arange(size) + own, 0.0  # places without wrong rows are right
@@ -188,52 +190,86 @@ def list_own_limits(
 def list_mask_ends(
     problem: Problem, wrong: Sequence[Sampled], unit: float
 ) -> Iterator[Alternative]:
-    """List kernels whose masks end, or begin, a number of keys too late in each batch member."""
+    """List kernels whose masks end, or begin, elsewhere, by a number of keys in each batch member.
+
+    They are so many later than they should be or, up to the last key, than level with queries.
+    """
     if "mask" not in problem.first or problem.packed is not None:
         return
-    for turn, words in ((1, "ends"), (-1, "begins")):
-        opened = problem.replaced("mask", partial(_move_end, turn, {}, math.inf))
-        by_member: dict[Index, list[tuple[Doubles, Places]]] = {}
-        for x in thin(wrong, _OWN_HEADS):
-            x = x.take(thin(np.arange(len(x.got)), _FEW_OWN))
+    heads = {x.rows.at[:-1]: x for x in reversed(wrong)}  # the first of each batch member
+    few = [x.take(thin(np.arange(len(x.got)), _FEW_OWN)) for x in thin([*heads.values()], _MEMBERS)]
+    for words, (turn, level) in _MASK_ENDS.items():
+        opened = problem.replaced("mask", partial(_open_end, turn))
+        by, off, ends = dict[Index, int](), 0.0, set[int]()
+        for x in few[::-1]:
             far = _rate_limits(opened, x, unit * row_sizes(x.got), turn)
-            ends = _find_ends(problem.read(x.rows.at)["mask"], turn)[x.rows.queries]
-            by_member.setdefault(x.rows.at[:-1], []).append((far, ends))
-        pairs = {at: map(np.concatenate, zip(*x, strict=True)) for at, x in by_member.items()}
-        shifts = {at: _choose_shift(*x) for at, x in pairs.items()}
-        numbers = problem.shape[-1] * sum(len(y) for x in by_member.values() for _, y in x)
-        if sum(x[1] for x in shifts.values()) < _MOST_OFF * numbers:
-            by = {at: x[0] for at, x in shifts.items()}
-            each = [f"{_say_late(c)} in batch member {place(at)}" for at, c in by.items() if c]
-            text = f"the mask {words} {', '.join(each) if problem.lead[1:] else _say_late(by[()])}"
-            ends = {int(y[0]) + by[at] + 1 for at, x in by_member.items() for _, y in x if by[at]}
-            if turn > 0 and len(each) > 1 and max(by.values()) < (size := math.gcd(*ends)):
-                text += f": at the next multiple of {size} keys" * (min(by.values()) >= 0)
-            shown = partial(_move_end, turn, by, 0)
-            yield Alternative(text, problem.replaced("mask", shown))
+            places, last = _find_ends(problem.read(x.rows.at)["mask"], turn, level)
+            own = places[x.rows.queries]
+            by[x.rows.at[:-1]], rest = _choose_shift(far, own, last)
+            off += rest
+            ends.add(int(own[0]) + by[x.rows.at[:-1]] + 1)
+        if off < _MOST_OFF * sum(x.got.size for x in few):
+            text = words.format(_say_ends(by, level, math.prod(problem.lead[:-1])))
+            late = [c for c in by.values() if c]
+            if turn > 0 and len(late) > 1 and max(late) < (size := math.gcd(*ends)):
+                text += f": at the next multiple of {size} keys" * (min(late) > 0)
+            moved = problem.replaced("mask", partial(_move_end, turn, level, by))
+            yield Alternative(text, moved)
 
 
-def _say_late(by: int) -> str:
-    return f"{abs(by)} key{'s' * (abs(by) > 1)} too {'late' if by > 0 else 'early'}"
+_MASK_ENDS = {  # the side, and whether limits are level with queries
+    "the mask ends {}": (1, False),
+    "the mask begins {}": (-1, False),
+    "query i sees keys up to {}, but none after the last of the mask": (1, True),
+}
 
 
-def _find_ends(mask: Seen, turn: int) -> Places:
-    """Find the last key that each query sees or, with `turn` -1, the first; else one outside."""
+def _say_ends(by: Mapping[Index, int], level: bool, count: int) -> str:
+    """Say how many keys too late ends of so many members are or, if level with queries, where."""
+
+    def say(c: int) -> str:
+        late = f"{abs(c)} key{'s' * (abs(c) > 1)} too {'late' if c > 0 else 'early'}"
+        return write_shift("i", c) if level else late
+
+    if (level or len(by) == count) and len({*by.values()}) == 1:
+        return say(*{*by.values()})
+    each = [f"{say(c)} in batch member {place(at)}" for at, c in by.items() if c or level]
+    return ", ".join(each[:_MEMBERS_NAMED]) + " and so on" * (len(each) > _MEMBERS_NAMED)
+
+
+def _find_ends(mask: Seen, turn: int, level: bool = False) -> tuple[Places, int]:
+    """Find the last key that each query sees or, with `turn` -1, the first; else one outside.
+
+    Or the queries themselves, if limits are level with them; and the last key that there may be.
+    """
     m = mask.shape[1]
     at = np.where(mask.any(-1), np.argmax(mask[:, ::-turn], -1), m)
-    return np.asarray(m - 1 - at if turn > 0 else at)
+    ends = np.asarray(m - 1 - at if turn > 0 else at)
+    return (np.arange(len(mask)), int(np.max(ends))) if level else (ends, m - 1)
 
 
-def _move_end(turn: int, by: Mapping[Index, int], more: float, at: Index, mask: Seen) -> Seen:
-    """Show all keys up to so many past the last that each query sees, or hide the last."""
-    past = turn * (np.arange(mask.shape[1]) - _find_ends(mask, turn)[:, None])
-    most = turn * by.get(at[:-1], 0) + more
-    return np.asarray((mask | (past > 0)) & (past <= most))
+def _find_past(mask: Seen, turn: int) -> Seen:
+    """Find the keys after the last that a query sees or, with `turn` -1, before the first."""
+    return np.asarray(turn * (np.arange(mask.shape[1]) - _find_ends(mask, turn)[0][:, None]) > 0)
 
 
-def _choose_shift(far: Doubles, places: Places) -> tuple[int, float]:
+def _open_end(turn: int, _: Index, mask: Seen) -> Seen:
+    return mask | _find_past(mask, turn)
+
+
+def _move_end(turn: int, level: bool, by: Mapping[Index, int], at: Index, mask: Seen) -> Seen:
+    """Show keys up to so many past the last that each query sees, or past its own."""
+    if (more := by.get(at[:-1])) is None:
+        return mask
+    places, last = _find_ends(mask, turn, level)
+    limit = np.minimum(places + more, last if level else math.inf)[:, None]
+    within = turn * (np.arange(mask.shape[1]) - limit) <= 0
+    return np.asarray((mask | _find_past(mask, turn)) & within)
+
+
+def _choose_shift(far: Doubles, places: Places, last: int | None = None) -> tuple[int, float]:
     """Choose the number that, added to places, gives the keys by which rows are nearest."""
-    rows, last = np.arange(len(far)), far.shape[1] - 1
+    rows, last = np.arange(len(far)), far.shape[1] - 1 if last is None else last
     by = np.unique(np.argmin(far, -1) - places)
     off = [float(np.sum(far[rows, np.clip(places + c, 0, last)])) for c in by]
     return int(by[np.argmin(off)]), min(off)

@@ -1,17 +1,23 @@
-"""Maps of places: where a kernel may look instead, as rules with a size."""
+"""Maps of places and of heads: where a kernel may look instead, as rules with a size."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ....arrays.words import place
+from ...rounding.problems import Index, Problem
+
 Places = npt.NDArray[np.int64]
+HeadRule = Callable[[Index], Any]  # the index of a head that another reads; None for nothing
 _POWERS = (2, 4, 8, 16, 32, 64, 128, 256)
 _GROUPS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16)  # query heads that may share a key head
+_NAMED_ONE_BY_ONE = 4  # that are named one by one
 
 
 class Map(NamedTuple):
@@ -64,3 +70,77 @@ def _permute(order: Places, x: Places) -> Places:
 def write_shift(words: str, by: int) -> str:
     """Write a place that is so much later."""
     return f"{words} {'-+'[by > 0]} {abs(by)}" if by else words
+
+
+def list_head_rules(problem: Problem) -> Iterator[tuple[str, Callable[[Index], Index]]]:
+    """List the heads that a kernel may read by mistake: the first, the next, the one before."""
+    for axis, length in enumerate(problem.lead):
+        called = "head" if axis == len(problem.lead) - 1 else "batch member"
+        moves = {"the first {}": lambda x, _: 0, "the next {}": lambda x, n: (x + 1) % n}
+        moves |= {"the {} before": lambda x, n: (x - 1) % n} if length > 2 else {}
+        for words, move in moves.items() if length > 1 else ():
+            yield words.format(called), partial(_move_head, axis, length, move)
+
+
+def list_group_rules(problem: Problem) -> Iterator[tuple[str, Callable[[Index], Index]]]:
+    """List other key heads that query heads may share; the first deals query heads in turn."""
+    if (keys := problem.key_heads) is not None:
+        # Arrays are named by query heads: key head g is that of query head g * share.
+        share = problem.lead[-1] // keys
+        for words, deal in (
+            (f"h % {keys}", lambda h, _: h % keys * share),
+            (f"h // {keys}", lambda h, _: min(h // keys, keys - 1) * share),
+        ):
+            yield f"key head {words} for query head h", partial(_move_head, -1, 0, deal)
+
+
+def _move_head(axis: int, length: int, move: Callable[[int, int], int], at: Index) -> Index:
+    moved = [*at]
+    moved[axis] = move(at[axis], length)
+    return tuple(moved)
+
+
+def list_heads_read(
+    problem: Problem, far: Mapping[Index, Mapping[Index | None, float]], count: int
+) -> Iterator[tuple[str, HeadRule, bool]]:
+    """Say which heads are read by some wrong heads, of so many: by rules, and then one by one.
+
+    `far` says how far each of them is from others; heads that share an array are as far. The last
+    tells whether this is known of these heads alone.
+    """
+    moved = {at: min(x, key=x.__getitem__) for at, x in far.items()}
+    moved = {at: x for at, x in moved.items() if x != at}
+    # That each head is nearest to itself is no exchange.
+    if not moved:
+        return
+    for words, rule in (*list_head_rules(problem), *list_group_rules(problem)):
+        if all(x.get(rule(at), math.inf) <= min(x.values()) for at, x in far.items()):
+            yield words, rule, False
+    more = " and so on" if len(far) < count else ""
+    text = f"other heads: {_name_each(moved, problem.lead)}{more}"
+    yield text, lambda at: moved.get(at, at), True
+
+
+def _name_each(moved: Mapping[Index, Index | None], lead: Index) -> str:
+    """Say which head is from which other, once if it is so in each batch member."""
+    last = {x[-1:]: y[-1:] for x, y in moved.items() if y is not None}
+    members = np.ndindex(lead[:-1])
+    every = {(*at, *x): (*at, *y) for at in members for x, y in last.items()}
+    # Where it is the same in each batch member heads are named without it.
+    named = last if every == moved else moved
+    words = [
+        f"head {place(x)} {'has none' if y is None else f'from head {place(y)}'}"
+        for x, y in named.items()
+    ]
+    more = f" and {len(words) - _NAMED_ONE_BY_ONE} more" if len(words) > _NAMED_ONE_BY_ONE else ""
+    order = _find_order(last, lead[-1]) if named is last else ""
+    return ", ".join(words[:_NAMED_ONE_BY_ONE]) + more + order
+
+
+def _find_order(last: Mapping[Index, Index], heads: int) -> str:
+    """Say that heads are written group by group in another order, if they are."""
+    for a in (x for x in range(2, heads) if heads % x == 0):
+        order = np.arange(heads).reshape(a, -1).T.ravel()
+        if all(last.get((h,), (h,)) == (y,) for h, y in enumerate(order.tolist())):
+            return f", as if heads in order ({a}, {heads // a}) were written as ({heads // a}, {a})"
+    return ""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ....arrays.library import Doubles
 from ...rounding.problems import Index, Problem
 from ..causes.sampled import Alternative, Result, Rows
-from ..causes.slips import score_all
+from ..causes.slips import weigh_keys
 from ..causes.wrong_rows import Sampled, row_sizes
 
 _LARGEST_WEIGHTS = 8  # of a row, whose values may be those of other keys
@@ -41,7 +41,7 @@ def list_own_keys(problem: Problem, wrong: Sequence[Sampled], unit: float) -> It
     ways: dict[str, dict[tuple[Index, int], _OwnKey]] = {}
     for x in wrong:
         exact, head = given.result(x.rows), given.head(x.rows)
-        p = np.exp(score_all(free.head(x.rows)) - exact.lse[:, None])[:, : head.keys]
+        p = weigh_keys(free.head(x.rows), exact.lse)
         mask = np.ones(p.shape, bool) if head.mask is None else head.mask[:, : head.keys]
         size, v = unit * row_sizes(exact.out), head.v[: head.keys]
         for r, query in enumerate(x.rows.queries.tolist()):
@@ -79,20 +79,23 @@ def _list_ways(
 ) -> Iterator[tuple[str, int, list[_OwnKey]]]:
     """List what may be wrong, of how many keys, and the key of which it is nearest."""
 
-    def weigh(c: Doubles, keys: npt.NDArray[np.bool_]) -> tuple[int, list[_OwnKey]]:
-        """Add c to the weight of each key alone."""
+    def weigh(
+        c: Doubles, keys: npt.NDArray[np.bool_], of_sum: float = 1.0
+    ) -> tuple[int, list[_OwnKey]]:
+        """Add c to the weight of each key alone, and to the sum of the weights so often."""
         j = np.flatnonzero(keys & (c > -1))
-        outs = (out + c[j, None] * v[j]) / (1 + c[j, None])
+        outs = (out + c[j, None] * v[j]) / (1 + of_sum * c[j, None])
         off = rate(outs)
         at = int(np.argmin(off)) if len(j) else 0
         return len(j), [
-            _OwnKey(float(off[x]), f"key {j[x]}", outs[x], math.log1p(c[j[x]]))
+            _OwnKey(float(off[x]), f"key {j[x]}", outs[x], math.log1p(of_sum * c[j[x]]))
             for x in range(at, min(at + 1, len(j)))
         ]
 
     yield "a key is left out of", *weigh(-p, seen)
     yield "a key counts twice in", *weigh(p, seen)
     yield "a hidden key is seen in", *weigh(p, ~seen)
+    yield "a key counts in the sum of the weights only in", *weigh(-p, seen, 0.0)
     found = []
     largest = np.argsort(-np.where(seen, p, 0.0))[:_LARGEST_WEIGHTS]
     for j in largest.tolist():

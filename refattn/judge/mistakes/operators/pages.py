@@ -12,12 +12,13 @@ import numpy.typing as npt
 from ....arrays.library import Doubles
 from ...rounding.problems import Index, Problem
 from ..causes.sampled import Alternative, attend, take_rows
-from ..causes.slips import score_all
+from ..causes.slips import weigh_keys
 from ..causes.wrong_rows import Sampled, row_sizes
 
 BlockTable = npt.NDArray[np.int64]
 _MOST_PAGES, _LEFT_BY_BLOCKS = 512, 16.0  # that are fitted; mean square that is left
 _ANCHOR = 1e3  # weight of how many blocks are read, over that of the numbers
+_SIZES_OF_BLOCKS = (8, 16, 32, 64, 128, 256)  # of which a cache may be made
 _BLOCKS_NAMED = 3  # blocks that are named one by one
 
 
@@ -57,6 +58,10 @@ _TABLE_RULES: Mapping[str, Callable[[BlockTable], BlockTable]] = {
         f"each entry of the block table is read {g} times": partial(_repeat, count=g)
         for g in (2, 4)
     },
+    **{
+        f"numbers of blocks are taken modulo {g}": lambda x, g=g: x % g  # type: ignore[misc]
+        for g in (2**x for x in range(2, 17))
+    },
 }
 
 
@@ -72,6 +77,13 @@ def list_blocks_of_cache(
         other = rule(table)
         if np.any(other != table):
             yield _read_table(problem, text, other)
+    size = packed.blocks((0,) * len(problem.lead))[0].shape[1]
+    for other_size in (x for x in _SIZES_OF_BLOCKS if x != size):
+        for stride in (size, other_size):
+            text = f"blocks of {size} keys are read as blocks of {other_size}: key j is key "
+            text += f"j % {other_size} of entry j // {other_size} of the block table"
+            text += f", and blocks begin {stride} keys apart" * (stride != size)
+            yield _read_table(problem, text, table, other_size, stride)
     if count > _MOST_PAGES or "bias" in problem.first:
         return
     read = table.copy()
@@ -103,7 +115,7 @@ def _fit_pages(problem: Problem, wrong: Sequence[Sampled], unit: float) -> list[
         slots = -(-length // size)
         head = take_rows(problem, x.rows)
         every = head._replace(k=k.reshape(-1, k.shape[-1]), v=v.reshape(-1, v.shape[-1]), mask=None)
-        w = np.exp(score_all(every._replace(sink=None)) - attend(head).lse[:, None])
+        w = weigh_keys(every._replace(sink=None), attend(head).lse)
         w = w.reshape(len(w), *k.shape[:2])
         mask = np.ones((len(w), head.keys), bool) if head.mask is None else head.mask
         seen = np.pad(mask, ((0, 0), (0, -head.keys % size)))[:, : slots * size]
@@ -152,19 +164,32 @@ def _fit_pages(problem: Problem, wrong: Sequence[Sampled], unit: float) -> list[
     ]
 
 
-def _read_table(problem: Problem, text: str, table: BlockTable) -> Alternative:
+def _read_table(
+    problem: Problem, text: str, table: BlockTable, size: int = 0, stride: int = 0
+) -> Alternative:
+    """Read the blocks of a table, of the own size or another, so many keys apart in the cache."""
     for name in "kv":
-        problem = problem.replaced(name, partial(_follow_table, problem, table, name))
+        follow = partial(_follow_table, problem, table, (size, stride), name)
+        problem = problem.replaced(name, follow)
     return Alternative(text, problem)
 
 
-def _follow_table(problem: Problem, table: BlockTable, name: str, index: Index, x: Any) -> Any:
-    packed = problem.packed
+def _follow_table(
+    problem: Problem,
+    table: BlockTable,
+    sizes: tuple[int, int],
+    name: str,
+    index: Index,
+    x: Any,
+) -> Any:
+    packed, j = problem.packed, np.arange(len(x))
     assert packed is not None
     assert packed.blocks is not None
     blocks = packed.blocks(index)["kv".index(name)]
-    there = np.clip(table[index[0]], 0, len(blocks) - 1)  # entries beyond the keys may be anything
-    return blocks[there].reshape(-1, blocks.shape[-1])[: len(x)]
+    size, stride = (y or blocks.shape[1] for y in sizes)
+    places = np.take(table[index[0]], j // size, mode="clip") * stride + j % size
+    # Entries beyond the keys may be anything.
+    return np.take(blocks.reshape(-1, blocks.shape[-1]), places, 0, mode="clip")
 
 
 def _name_blocks(table: BlockTable, read: BlockTable) -> str:

@@ -41,8 +41,100 @@ def list_strides(problem: Problem) -> Iterator[Alternative]:
                 for x in names:
                     turned = turned.replaced(x, partial(_read_other, problem, x, shared, take))
                 yield Alternative(f"{text} {words}", turned)
+    yield from _list_head_strides(problem)
+    yield from _list_broadcast(problem)
     yield from _list_mask_strides(problem)
     yield from _list_member_strides(problem)
+
+
+def _list_head_strides(problem: Problem) -> Iterator[Alternative]:
+    """List heads of keys and values of which each begins too few, or too many, rows after another.
+
+    The rows may be counted by the keys that are seen, or by multiples of a block.
+    """
+    (n, m, _), heads = problem.shape, math.prod(problem.lead)
+    if heads == 1 or heads * m * problem.first["k"].shape[1] > _STACKED or problem.packed:
+        return
+    counts = {n, *((m // x + c) * x for x, c in product(PADDED_TO, (-1, 0, 1, 2)))}
+    if "mask" in problem.first:
+        counts |= {int(np.sum(np.any(problem.first["mask"], 0)))}
+    for names, rows in product(("kv", "k", "v"), sorted(counts - {0, m})):
+        moved = problem
+        for name in names:
+            moved = moved.replaced(name, partial(_read_from_start, problem, name, rows))
+        called = " and ".join({"k": "keys", "v": "values"}[x] for x in names)
+        yield Alternative(f"heads of {called} begin {rows} rows apart, not {m}", moved)
+
+
+def _read_from_start(problem: Problem, name: str, rows: int, index: Index, x: Any) -> Any:
+    shared = problem.lead[-1] // problem.key_heads if problem.key_heads else 1
+    heads = [problem.index_of(y) for y in range(0, math.prod(problem.lead), shared)]
+    flat = np.concatenate([problem.read(y)[name] for y in heads])
+    start = problem.number(index) // shared * rows
+    return np.take(flat, start + np.arange(len(x)), 0, mode="clip")
+
+
+def _list_broadcast(problem: Problem) -> Iterator[Alternative]:
+    """List masks and biases that have one number for all keys, or queries, read with stride 1."""
+    n, m, _ = problem.shape
+    if problem.packed is not None or math.prod(problem.lead) * n * m > _STACKED:
+        return
+    for name in (x for x in ("mask", "bias") if x in problem.first):
+        every = np.stack([problem.read(x)[name] for x in np.ndindex(problem.lead)])
+        every = every.reshape(*problem.lead, n, m)
+        ways = (-1, "query", "keys", np.arange(m)), (-2, "key", "queries", np.arange(n)[:, None])
+        for axis, one, other, steps in ways:
+            stored = every.take([0], axis)
+            if np.any(every != stored) or every.shape[axis] == 1:
+                continue
+            for lead in range(len(problem.lead)):  # nor are other axes stored along which it is so
+                first = stored.take([0], lead)
+                stored = first if np.all(stored == first) else stored
+            places = np.arange(stored.size).reshape(stored.shape) + steps
+            read = np.broadcast_to(stored.ravel()[places % stored.size], every.shape)
+            text = (
+                f"the {name}, one number for each {one}, is read with stride 1 for {other}, not 0"
+            )
+            text += ": query i and key j have the number i + j"
+            yield Alternative(text, problem.replaced(name, partial(_take_index, read)))
+
+
+def _take_index(every: Any, at: Index, _: Any) -> Any:
+    return every[at]
+
+
+def list_overlapping(problem: Problem) -> Iterator[Alternative]:
+    """List scores that sum channels of the next row, too, as if head sizes were padded."""
+    lead, d = problem.lead, problem.first["q"].shape[1]
+    if math.prod(lead) * sum(problem.shape[:2]) * d > _STACKED or problem.packed is not None:
+        return
+    for size, order in product(PADDED_TO, ("token", "head") if lead else ("token",)):
+        if not 0 < (more := -d % size) < min(size, d):
+            continue
+        padded = problem
+        for name in "qk":
+            shared = lead[-1] // problem.key_heads if problem.key_heads and name == "k" else 1
+            wider = partial(_read_past_row, problem, (name, shared, more), order == "head")
+            padded = padded.replaced(name, wider)
+        text = f"q . k also sums the first {more} channels of the next {order}, as if rows had "
+        yield Alternative(f"{text}{d + more} channels, not {d}", padded)
+
+
+def _read_past_row(
+    problem: Problem, what: tuple[str, int, int], by_token: bool, index: Index, x: Any
+) -> Any:
+    """Read each row with some channels of the next, as rows lie head by head or token by token."""
+    name, shared, more = what
+    lead = problem.lead
+    every = np.stack([problem.read(y)[name] for y in np.ndindex(lead)])
+    every = every.reshape(*lead, *x.shape)[..., ::shared, :, :] if lead else every[0]
+    every = np.swapaxes(every, -3, -2) if by_token else every
+    later = np.roll(every.reshape(-1, x.shape[1]), -1, 0)
+    later[-1] = 0.0
+    later = later.reshape(every.shape)
+    later = np.swapaxes(later, -3, -2) if by_token else later
+    own = later[(*index[:-1], index[-1] // shared)] if lead else later
+    return np.concatenate([x, own[:, :more]], -1)
 
 
 def _list_mask_strides(problem: Problem) -> Iterator[Alternative]:

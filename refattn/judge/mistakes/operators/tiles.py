@@ -80,7 +80,7 @@ def list_moved_tiles(
             continue
         pairs = [(t, u) for t, u in np.ndindex(m // size, m // size) if t != u]
         columns = [_sum_moved(problem, x, names, size, unit) for x in wrong]
-        chosen = _choose(
+        chosen = choose_columns(
             np.concatenate([[x[t, u] - x[t, t] for t, u in pairs] for x in columns], -1),
             -np.concatenate([np.einsum("tt...->...", x[:-1]) + x[-1, 0] for x in columns], -1),
         )
@@ -136,7 +136,7 @@ def _sum_moved(problem: Problem, x: Sampled, names: str, size: int, unit: float)
     return found
 
 
-def _choose(columns: Doubles, rest: Doubles) -> Chosen | None:
+def choose_columns(columns: Doubles, rest: Doubles, but_all: bool = True) -> Chosen | None:
     """Choose columns, (columns, numbers), that add up to the rest: some, but not all."""
     if not (np.all(np.isfinite(columns)) and np.all(np.isfinite(rest))):
         return None
@@ -146,7 +146,7 @@ def _choose(columns: Doubles, rest: Doubles) -> Chosen | None:
     share = np.linalg.lstsq(columns[known].T, rest, rcond=1e-9)[0]
     is_chosen = share > 0.5
     off = np.abs(share - is_chosen)
-    if not is_chosen.any() or is_chosen.all():
+    if not is_chosen.any() or (but_all and is_chosen.all()):
         return None
     if np.median(off) > _USUAL_OFF or np.max(off) > _MOST_OFF:
         return None
@@ -223,9 +223,9 @@ def list_scoped(
 ) -> Iterator[Alternative]:
     """List kernels that are another for some tiles of keys alone: those of the nearest fit."""
     m = problem.shape[1]
-    right = partial(_score, Alternative("", problem))
+    right = partial(score_rows, Alternative("", problem))
     texts: list[tuple[str, ScoreText, int]] = [
-        (x.text, partial(_score, x), next((y for y in TILE_SIZES if m <= y * _SCOPED_TILES), m))
+        (x.text, partial(score_rows, x), next((y for y in TILE_SIZES if m <= y * _SCOPED_TILES), m))
         for x in alternatives
         if x.compute is attend and x.answer is None and x.move is None
     ]
@@ -248,14 +248,15 @@ def list_scoped(
             columns.append(((theirs - mine) / scale).reshape(len(mine), -1)[:-1])
             rest.append(-(np.sum(mine, 0) / scale).ravel())
         else:
-            chosen = _choose(np.concatenate(columns, -1), np.concatenate(rest))
+            chosen = choose_columns(np.concatenate(columns, -1), np.concatenate(rest))
             if chosen is not None:
                 keys = np.isin(np.arange(m) // size, chosen)
                 words = f"{text}, but only for {describe_keys(keys)}"
-                yield Alternative(words, problem, answer=partial(_mix, right, other, keys))
+                answer = partial(_attend_mixed, right, other, keys)
+                yield Alternative(words, problem, answer=answer)
 
 
-def _score(one: Alternative, rows: Rows) -> Scored:
+def score_rows(one: Alternative, rows: Rows) -> Scored:
     head = one.head(rows)
     return score_all(head), head.v
 
@@ -282,11 +283,17 @@ def _sum_by(s: Doubles, v: Doubles, got: Doubles, size: int, keys: int) -> Doubl
     )
 
 
-def _mix(right: ScoreText, other: ScoreText, keys: npt.NDArray[np.bool_], rows: Rows) -> Result:
-    """Attend by one text for some keys, and by the right one for the others."""
+def mix_keys(right: ScoreText, other: ScoreText, keys: npt.NDArray[np.bool_], rows: Rows) -> Scored:
+    """Score some keys by one text, and the others by the right one."""
     (s, v), (t, u) = right(rows), other(rows)
     here = np.pad(keys, (0, len(v) - len(keys)))
-    return attend_by(np.where(here, t, s), np.where(here[:, None], u, v))
+    return np.where(here, t, s), np.where(here[:, None], u, v)
+
+
+def _attend_mixed(
+    right: ScoreText, other: ScoreText, keys: npt.NDArray[np.bool_], rows: Rows
+) -> Result:
+    return attend_by(*mix_keys(right, other, keys, rows))
 
 
 def describe_keys(keys: npt.NDArray[np.bool_]) -> str:

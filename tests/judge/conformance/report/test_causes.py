@@ -98,3 +98,24 @@ def test_numbers_are_the_same_to_rounding():
 
 
 BUGS = {"linear-causal-strict": True, "linear-causal-bucket-excluded": False}
+
+
+def third_keys(q, k, v):
+    return refattn.softmax_attention(
+        q, k, v, bias=np.log(1 - (np.arange(k.shape[-2]) % 3 == 0) / 2)
+    )
+
+
+def test_mistakes_of_a_user_are_tried(tmp_path):
+    """A file that cannot be read is refused before anything runs."""
+    path = tmp_path / "mine.diff"
+    path.write_text(
+        "third: softmax\nEvery third key has half of its weight.\n@ softmax_attention\n"
+        "- hide(s, seen)\n+ hide(s - math.log(2) * (integers(0, k.shape[-2], q) % 3 == 0), seen)\n"
+    )
+    asked = {"estimator": "softmax", "checks": ["reference_values"], "rng": 0}
+    found = check(third_keys, **asked, mistakes=path)
+    assert found.diagnosis == ["cause: every third key has half of its weight"]
+    path.write_text("third")
+    with pytest.raises(ValueError, match=r"mine\.diff: third: a row must"):
+        check(third_keys, **asked, mistakes=path)

@@ -158,6 +158,7 @@ CASES = {
     "lost keys": (lambda: lost("dq", j=slice(16, 32)), {}, "dq", "keys 16 to 31 are left out"),
     "lost queries": (lambda: lost("dv", i=slice(32, 40)), {}, "dv",
         "queries 32 to 39 are left out"),
+    "the last query": (lambda: lost("dv", i=slice(39, 40)), {}, "dv", "query 39 is left out"),
     "queries twice": (lambda: backward(*SAME) | {"dv": BF16(backward(*SAME)["dv"] + backward(
         *SAME, seen_back=(np.arange(40) // 16 == 1)[:, None])["dv"])}, {}, "dv",
         "queries 16 to 31 count twice, but only in dv"),

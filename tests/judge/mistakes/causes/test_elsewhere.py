@@ -72,16 +72,10 @@ def scaled(of_k, of_v):
     return given(fused(scores(Q, of_k * k), of_v * v)[0], (Q, k, v), **options)
 
 
-def padded(said, done=None, begins=(0, 0, 0)):
+def padded(mask, used):
     """Batch members of several lengths, with the mask that is declared and the one that is used."""
-    begin = np.reshape(begins, (3, 1, 1))
-
-    def show(rule):
-        return (begin <= J) & (J[:, None] >= begin) & rule(J[:, None], J, begin)
-
-    mask = show(said)
-    return given(fused(hide(S, mask if done is None else show(done)), V)[0][:, None], (
-        Q[:, None], K[:, None], V[:, None]), mask=mask[:, None])  # fmt: skip
+    out = fused(hide(S, used), V)[0]
+    return given(out[:, None], [x[:, None] for x in (Q, K, V)], mask=mask[:, None])
 
 
 LENGTHS = np.array([96, 80, 61])[:, None, None]
@@ -89,25 +83,21 @@ LENGTHS = np.array([96, 80, 61])[:, None, None]
 
 def of_lengths(level, length=LENGTHS):
     """Causal attention whose last query is level with some key."""
-    return lambda i, j, _: (j < length) & (j <= i + level - N)
+    return (length > J) & (J[:, None] + level - N >= J)
 
 
 CASES = {
     "one diagonal": (lambda: padded(of_lengths(LENGTHS), of_lengths(96)),
-        "the causal mask is aligned by the longest lengths, not by those of each batch member"),
+        "query i sees keys up to i, but none after the last of the mask"),
     "diagonals of others": (lambda: padded(of_lengths(LENGTHS + 10),
         of_lengths(np.roll(LENGTHS, -1, 0) + 10)),
-        "the alignment of the causal mask is that of the next batch member"),
+        "query i sees keys up to i - 6 in batch member 0, i - 25 in batch member 1, i + 10 in"),
     "diagonals of their own": (
         lambda: padded(of_lengths(LENGTHS), of_lengths(LENGTHS // 2 * 3 - 40)),
         "the mask ends 8 keys too late in batch member 0, 11 keys too early in batch member 2"),
     "lengths of others": (lambda: padded(of_lengths(N, LENGTHS - 9),
         of_lengths(N, np.roll(LENGTHS, 1, 0) - 9)),
         "the mask is read from the batch member before"),
-    "blocks of the buffer": (
-        lambda: padded(lambda i, j, x: (j <= i) & ((i - x) // 32 == (j - x) // 32),
-            lambda i, j, _: (j <= i) & (i // 32 == j // 32), (0, 9, 70)),
-        "blocks of 32 keys in the mask begin at multiples of 32, not at the first key of each"),
     "rotated twice": (lambda: attention(hide(scores(rotated(Q), rotated(K)), FAR <= 0),
         causal=True), "queries and keys are rotated (RoPE) once more, by base 10000 in halves"),
     "rows beyond the end": (lambda: spilled(1), "rows 96 to 107 of a head, past its end, "

@@ -86,7 +86,10 @@ def test_rows_of_right_heads_do_not_make_a_cause_partial():
     wrong = backward(q, *(np.tile(x, (2, 1, 1)) for x in (k, v)), g, seen=seen)
     wrong |= {x: BF16(wrong[x][:2] + wrong[x][2:]) for x in ("dk", "dv")}
     found = verify(**wrong | {"k": k, "v": v}, causal=True).parts["dq"]
-    assert found.suspects[0].text == "agrees if query head h uses key head h % 2"
+    assert (
+        found.suspects[0].text
+        == "agrees if keys and values are read from key head h % 2 for query head h"
+    )
 
 
 def added(vectors):

@@ -86,3 +86,21 @@ def test_none_is_named_where_each_query_has_its_own(seed):
         found = verify(**x, dtype="bfloat16", profile="flash")
         assert found.verdict == "FAIL"
         assert not any("block" in y.text for y in found.suspects)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("members", [1, 24])
+def test_ends_of_masks_of_many_batch_members(members):
+    """Those of all of them are fitted; one number for all is said once."""
+    rng = np.random.default_rng(5)
+    arrays = [x.reshape(members, 2, N, 16) for x in draw(23, heads=2 * members, n=N)[:3]]
+    lengths = rng.integers(30, 50, members)[:, None, None, None]
+    for late in (3 + 0 * lengths, rng.integers(2, 9, lengths.shape)):
+        mask = np.broadcast_to(lengths > J, (members, 1, N, N))
+        seen = np.broadcast_to(lengths + late > J, mask.shape)
+        text = verify(**given(seen, arrays), mask=mask, dtype="bfloat16").suspects[0].text
+        if members > 1:
+            assert text.startswith(f"agrees if the mask ends {late[0, 0, 0, 0]} keys too late")
+            assert text.endswith(" and so on" if np.ptp(late) else "too late")
+        else:
+            assert f"to {lengths[0, 0, 0, 0] + late[0, 0, 0, 0] - 1}" in text

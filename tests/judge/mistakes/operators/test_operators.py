@@ -141,7 +141,144 @@ def late():
     return arrays | {"decay": decay, "estimator": "retention"}
 
 
+def by_sums(kept, weight=1.0):
+    """Weights have factors, and are divided by the sum of those that are kept."""
+    w = weight * np.exp(S)
+    return given(S) | {"out": BF16(w @ V / (w @ np.broadcast_to(kept, (N, 16))))}
+
+
+def stale():
+    """Values of keys 32 to 63 meet the weights before them, over the maximum before."""
+    top = np.maximum.accumulate(np.max(S.reshape(4, N, 3, 32), -1), -1)
+    w = np.exp(S)
+    w[..., 32:64] = np.exp(S[..., :32] + (top[..., 1] - top[..., 0])[..., None])
+    return given(S) | {"out": BF16(w @ V / np.sum(np.exp(S), -1, keepdims=True))}
+
+
+def exchanged():
+    """Blocks of 8 by 8 numbers of the output are exchanged with those beside and below."""
+    x = given(S)
+    tiles = x["out"].reshape(4, 6, 2, 8, 2, 8)
+    return x | {"out": np.swapaxes(tiles, 2, 4).reshape(4, N, 16)}
+
+
+def unwritten():
+    """Keys 20 to 24 are lost, and so are their rows."""
+    x = seen(CAUSAL & ((J < 20) | (J > 24)))
+    return x | {"out": np.where((J[:, None] >= 20) & (J[:, None] < 25), 0, x["out"])}
+
+
+def overlapping(x):
+    """Rows of 24 numbers are read as if they were 32."""
+    flat = np.append(x.ravel(), np.zeros(8))
+    return flat[24 * np.arange(x.size // 24)[:, None] + np.arange(32)].reshape(*x.shape[:-1], 32)
+
+
+def padded_rows():
+    q, k, v, _ = draw(55, heads=4, n=48, d=24)
+    out, _ = fused(scores(overlapping(q), overlapping(k), 24**-0.5), v)
+    return {"q": q, "k": k, "v": v, "out": out, "dtype": "bfloat16"}
+
+
+def across():
+    q, k, v = (np.swapaxes(x, 0, 1) for x in (Q, K, V))
+    return given(S) | {"out": np.swapaxes(fused(scores(q, k), v)[0], 0, 1)}
+
+
+def sinks_of_rows():
+    sinks = np.array([3, -1, 4, 1.0])
+    w = np.exp(S)
+    total = np.sum(w, -1) + np.exp(sinks[(4 * J + HEAD[..., 0]) // 8 % 4])
+    return given(S) | {"out": BF16(w @ V / total[..., None]), "sinks": sinks}
+
+
+def scaled():
+    """The scale of values 24 to 47 of the second batch member is not applied."""
+    q, k, v, s = (x.reshape(2, 2, *x.shape[1:]) for x in (Q, K, V, S))
+    size = f32(np.abs(v).max(-1, keepdims=True) / 127)
+    whole = np.rint(v / size)
+    some = (np.arange(2)[:, None, None, None] == 1) & (J[:, None] >= 24) & (J[:, None] < 48)
+    arrays = {"q": q, "k": k, "v": whole.astype(np.int8), "v_scale": size, "dtype": "bfloat16"}
+    return arrays | {"out": fused(s, whole * np.where(some, 1.0, size))[0]}
+
+
+def members_of(change):
+    """New keys of two of three batch members are others."""
+    q, k, v, _ = (x.reshape(3, 2, 48, 16) for x in draw(56, heads=6, n=48))
+    return {
+        "q": q,
+        "k": k,
+        "v": v,
+        "out": fused(scores(q, change(k)), change(v))[0],
+        "dtype": "bfloat16",
+    }
+
+
+def new_keys(lost):
+    """Keys from 40, or 43, on are zeros in batch members 0 and 2."""
+    return np.where((np.arange(48) >= np.array([40, 48, 43])[:, None])[:, None, :, None], 0, lost)
+
+
+def late_slots():
+    """Keys 36 and 37 are overwritten, and keys 30 and 31 are still there."""
+    shown = ((J > 33) & (J != 36) & (J != 37)) | (J == 30) | (J == 31)
+    out, _ = fused(hide(S[:, -1:], shown), V)
+    return given(S) | {"q": Q[:, -1:], "out": out, "causal": True, "window": (61, 0)}
+
+
+def by_running_sum(size):
+    w = np.exp(S)
+    total = np.cumsum(w.reshape(4, N, -1, size).sum(-1), -1)
+    return given(S) | {"out": BF16((w / np.repeat(total, size, -1)) @ V)}
+
+
+def documents():
+    number = np.searchsorted([44, 70], J, "right")
+    return number[:, None] == number
+
+
+def of_blocks(rule):
+    return np.repeat(np.repeat(rule(documents().reshape(3, 32, 3, 32), (1, 3)), 32, 0), 32, 1)
+
+
+FLAT = BIAS[:, :, 0].ravel()
+
 CASES = {
+    "a sum by remainder": (lambda: by_sums((J % 48 < 32)[:, None]),
+        "the sum of the weights has keys 0 to 31 of each 48 only"),
+    "a sum by remainder and column": (
+        lambda: by_sums((J % 8 < 4)[:, None] == (np.arange(16) % 8 < 4)),
+        "in columns between 0 and 11, the sum of the weights has keys 0 to 3 of each 8 "),
+    "a class of weights": (
+        lambda: by_sums(1, np.where((HEAD == 1) & (J % 32 < 16), np.exp(Q[..., :1]), 1)),
+        "weights of keys 16 to 31 of each 32, over those of the others, are multiplied by a "),
+    "stale weights": (stale, "values of keys 32 to 63 meet the weights of the 32 keys before"),
+    "exchanged blocks": (exchanged, "in head 0, queries 8 to 95 whose index % 16 is 8 to 15, "
+        "columns 0 to 7 hold the numbers 8 queries before and 8 columns later; queries 0 to 87"),
+    "rows not written": (unwritten, "keys 20 to 24 are left out, and queries 20 to 24 are 0"),
+    "overlapping rows": (padded_rows, "q . k also sums the first 8 channels of the next token"),
+    "axes": (across, "attention runs over the heads of the same token"),
+    "sinks of rows": (sinks_of_rows,
+        "in query i, head g of each 4 has the sink that is number (4 i + g) // 8 % 4"),
+    "scale of some keys": (scaled, "v_scale is not applied: keys 24 to 47 of batch member 1"),
+    "zeros of members": (lambda: members_of(new_keys),
+        "keys and values are read as 0: keys 40 to 47 of batch member 0, keys 43 to 47 of batch "),
+    "late slots": (late_slots,
+        "hidden keys are seen: keys 30 to 31, and keys are left out: keys 36 to 37"),
+    "stride of heads": (
+        lambda: given(scores(Q, K.reshape(-1, 16)[64 * HEAD[..., 0] + J]),
+            V.reshape(-1, 16)[64 * HEAD[..., 0] + J]),
+        "heads of keys and values begin 64 rows apart, not 96"),
+    "stride of one number": (
+        lambda: given(S + FLAT[(HEAD * N + ROW + J) % len(FLAT)],
+            bias=np.repeat(BIAS[:, :, :1], N, -1)),
+        "the bias, one number for each query, is read with stride 1 for keys, not 0"),
+    "whole blocks": (
+        lambda: given(hide(S, of_blocks(np.any)), mask=documents()),
+        "the mask is applied by blocks of 32 queries and keys: all keys of a block are seen if"),
+    "running sum": (
+        lambda: by_running_sum(32),
+        "weights of each tile of 32 keys are divided by the running sum up to it"),
     "rows of a group": (lambda: seen(J <= ROW // 3), "query i sees keys up to i // 3"),
     "bit of a row": (lambda: seen(J <= (ROW ^ 16)), "query i sees keys up to i xor 16"),
     "next chunk": (lambda: seen(J <= ROW // 32 * 32 + 63),

@@ -31,9 +31,9 @@ def weights(given):
 
 def wrong_row(given, at, key, way):
     p, v = weights(given)[at] * given["mask"], given["v"][at[0]]
-    if way == "another":
+    if way in ("another", "weighed"):
         v = v.copy()
-        v[key] = v[key + 1]
+        v[key] = v[key + 1] if way == "another" else 0.0
     else:
         p[key] = {"lost": 0.0, "twice": 2 * p[key], "seen": weights(given)[at][key]}[way]
     return p @ v / np.sum(p)
@@ -45,6 +45,7 @@ def wrong_row(given, at, key, way):
         ("lost", KEYS, "a key is left out of each wrong row: key 7 in query 5, key 60 in query 40"),
         ("twice", KEYS, "a key counts twice in each wrong row: key 7 in query 5, key 60 in"),
         ("seen", (16, 40, 64), "a hidden key is seen in each wrong row: key 16 in query 5, key 40"),
+        ("weighed", KEYS, "a key counts in the sum of the weights only in each wrong row: key 7"),
         ("another", None, "a key has the value of another in each wrong row: key"),
     ],
 )

@@ -1,0 +1,166 @@
+"""Classes of keys, by remainder or tile, whose weights are lost in a sum, or are others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from ....arrays.library import Doubles
+from ...rounding.problems import Problem
+from ...verification.findings import Numbers, name_span
+from ..causes.sampled import Alternative, Result, Rows, attend, take_rows
+from ..causes.slips import TILE_SIZES, score_all
+from ..causes.wrong_rows import Sampled, finite, row_sizes, thin
+from .tiles import choose_columns, describe_keys
+
+_CLASS_PERIODS = (2, 4, 8, 16, 32, 64, 48, 24, 96, 128)  # of keys of which some are a class
+_ROWS_OF_CLASS, _HEADS_OF_CLASS = 32, 4
+_LEFT_BY_CLASSES = 4.0  # mean square of z, at most
+_LEAST_RANGE = 1.01  # of the numbers that weights are multiplied by
+
+KeyClass = npt.NDArray[np.bool_]
+
+
+def _weigh_in_mean(problem: Problem, rows: Rows) -> tuple[Doubles, Doubles, Result]:
+    """Return the weights of keys in their mean, (rows, keys), the values, and the exact result."""
+    head = take_rows(problem, rows)
+    exact = attend(head)
+    w = np.exp(score_all(head) - finite(exact.lse)[:, None])[:, : head.keys]
+    return w, head.v[: head.keys], exact
+
+
+def list_partial_sums(
+    problem: Problem, wrong: Sequence[Sampled], unit: float
+) -> Iterator[Alternative]:
+    """List kernels whose sum of the weights lacks keys of a class: in all columns, or in some."""
+    some = [x.take(thin(np.arange(len(x.got)), _ROWS_OF_CLASS)) for x in wrong[:_HEADS_OF_CLASS]]
+    parts = [_weigh_in_mean(problem, x.rows) for x in some]
+    got, exact = np.concatenate([x.got for x in some]), np.concatenate([x[2].out for x in parts])
+    scale = unit * row_sizes(exact)
+    w, m, d = np.concatenate([x[0] for x in parts]), problem.shape[1], problem.shape[2]
+    groups = {f" of each {p}": np.arange(m) % p for p in _CLASS_PERIODS if p < m}
+    groups[""] = np.arange(m) // TILE_SIZES[0]
+
+    def choose(sums: Doubles, columns: slice) -> KeyClass | None:
+        """Choose the classes whose sum the exact numbers would have to be divided by."""
+        a, b = got[:, columns] / scale[:, columns], (exact / scale)[:, columns]
+        chosen = choose_columns((sums[..., None] * a).reshape(len(sums), -1), b.ravel())
+        return None if chosen is None else np.isin(np.arange(len(sums)), chosen)
+
+    for words, group in groups.items():
+        sums = np.stack([np.sum(w[:, group == x], -1) for x in range(group.max() + 1)])
+        every = choose(sums, slice(None))
+        found = {} if every is None else {every.tobytes(): (every, np.arange(d))}
+        if every is None:
+            of_column = [choose(sums, slice(0, 1))]
+            if of_column[0] is not None:
+                of_column += [choose(sums, slice(c, c + 1)) for c in range(1, d)]
+            if any(x is None for x in of_column):
+                continue
+            for c, kept in enumerate(of_column):
+                assert kept is not None
+                found.setdefault(kept.tobytes(), (kept, np.zeros(0, int)))
+                found[kept.tobytes()] = kept, np.append(found[kept.tobytes()][1], c)
+        lost = np.zeros((m, d))
+        texts = []
+        for kept, columns in found.values():
+            lost[np.ix_(~kept[group], columns)] = 1.0
+            keys = np.flatnonzero(kept if words else kept[group])
+            where = f"in {name_span('columns', columns)}, " * (len(columns) < d)
+            texts.append(f"{where}the sum of the weights has {name_span('keys', keys)}{words} only")
+        answer = partial(_divide_by_some, problem, lost)
+        yield Alternative(" and ".join(texts), problem, answer=answer)
+
+
+def _divide_by_some(problem: Problem, lost: Doubles, rows: Rows) -> Result:
+    w, _, exact = _weigh_in_mean(problem, rows)
+    return exact._replace(out=exact.out / (1 - w @ lost))
+
+
+def list_stale_weights(
+    problem: Problem, wrong: Sequence[Sampled], unit: float
+) -> Iterator[Alternative]:
+    """List kernels that multiply values of some tiles by the weights of the tile before."""
+    m = problem.shape[1]
+    for size in (x for x in TILE_SIZES if 2 * x <= m):
+        columns, rest = [], []
+        for x in wrong:
+            scale = unit * row_sizes(x.got)
+            exact, added = _add_stale(problem, size, x.rows)
+            columns.append((added / scale).reshape(len(added), -1))
+            rest.append(((x.got - exact.out) / scale).ravel())
+        chosen = choose_columns(np.concatenate(columns, -1), np.concatenate(rest), False)
+        if chosen is not None:
+            keys = describe_keys(np.isin(np.arange(m) // size, chosen))
+            text = f"values of {keys} meet the weights of the {size} keys before, not rescaled"
+            yield Alternative(text, problem, answer=partial(_attend_stale, problem, size, chosen))
+
+
+def _add_stale(problem: Problem, size: int, rows: Rows) -> tuple[Result, Doubles]:
+    """Return what each tile adds to a result with the weights of the tile before, over its own."""
+    head = take_rows(problem, rows)
+    exact, s, m = attend(head), score_all(head), head.keys
+    starts = np.arange(0, m, size)
+    tops = finite(np.maximum.accumulate(np.maximum.reduceat(s[:, :m], starts, -1), -1))
+    added = [0 * exact.out]
+    for t, j in enumerate(starts[1:].tolist(), 1):
+        v = head.v[j : min(j + size, m)]
+        before, own = s[:, j - size :][:, : len(v)], s[:, j : j + len(v)]
+        moved = before + (tops[:, t] - tops[:, t - 1])[:, None]
+        added.append((np.exp(moved - exact.lse[:, None]) - np.exp(own - exact.lse[:, None])) @ v)
+    return exact, np.stack(added)
+
+
+def _attend_stale(problem: Problem, size: int, tiles: npt.NDArray[np.int64], rows: Rows) -> Result:
+    exact, added = _add_stale(problem, size, rows)
+    return exact._replace(out=exact.out + np.sum(added[tiles], 0))
+
+
+def list_weighted_classes(
+    problem: Problem, wrong: Sequence[Sampled], unit: float, numbers: Numbers
+) -> Iterator[Alternative]:
+    """List kernels whose weights of keys of a class have a factor of their own in each row."""
+    m, heads = problem.shape[1], [x.rows.at for x in wrong]
+    some = [x.take(thin(np.arange(len(x.got)), _ROWS_OF_CLASS)) for x in wrong[:_HEADS_OF_CLASS]]
+    best: list[tuple[float, str, KeyClass]] = []
+    for period in (x for x in _CLASS_PERIODS if 2 < x < 2 * m):
+        for first in (0, period // 2):
+            residues = np.arange(first, first + period // 2)
+            keys = np.isin(np.arange(m) % period, residues)
+            called = f"{name_span('keys', residues)} of each {period}"
+            text = f"weights of {called}, over those of the others,"
+            off = number = 0.0
+            for x in some:
+                _, out, _ = _fit_factors(problem, keys, x.rows, x.got)
+                off += float(np.sum(np.square((x.got - out) / (unit * row_sizes(x.got)))))
+                number += x.got.size
+            if keys.any() and not keys.all() and off < _LEFT_BY_CLASSES * number:
+                best.append((off, text, keys))
+    for _, text, keys in sorted(best, key=lambda x: x[0])[:1]:
+        factors = np.concatenate([_fit_factors(problem, keys, x.rows, x.got)[2] for x in some])
+        answer = partial(_attend_by_factors, problem, keys, heads, numbers)
+        text += f" are multiplied by a number of each row, {np.min(factors):.3g} to "
+        yield Alternative(f"{text}{np.max(factors):.3g}", problem, answer=answer)
+
+
+def _fit_factors(
+    problem: Problem, keys: KeyClass, rows: Rows, got: Doubles
+) -> tuple[Result, Doubles, Doubles]:
+    """Fit the number that weights of some keys are multiplied by in each row."""
+    w, v, exact = _weigh_in_mean(problem, rows)
+    part, share = w[:, keys] @ v[keys], np.sum(w[:, keys], -1, keepdims=True)
+    moved, rest = part - share * got, exact.out - part - (1 - share) * got
+    c = -np.sum(moved * rest, -1, keepdims=True) / np.sum(moved * moved, -1, keepdims=True)
+    c = np.maximum(finite(c), 0.0)
+    return exact, (exact.out + (c - 1) * part) / (1 + (c - 1) * share), c
+
+
+def _attend_by_factors(
+    problem: Problem, keys: KeyClass, heads: Sequence[object], numbers: Numbers, rows: Rows
+) -> Result:
+    got = numbers.out(rows.at)[rows.queries]
+    exact, out, _ = _fit_factors(problem, keys, rows, got)
+    return exact._replace(out=out) if rows.at in heads else exact

@@ -1,0 +1,166 @@
+"""Keys one after another that some heads read otherwise: which keys, and how, by running sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from ....arrays.library import Doubles
+from ....arrays.words import place
+from ...rounding.problems import Index, Problem
+from ...verification.findings import name_span
+from ..causes.changed_inputs import list_scales
+from ..causes.sampled import Alternative, Result, Rows
+from ..causes.slips import attend_by
+from ..causes.wrong_rows import Sampled, row_sizes, thin
+from .intervals import find_interval
+from .maps import list_head_rules
+from .tiles import ScoreText, mix_keys, score_rows
+
+_SPANS_OF_EACH, _TURNS_OF_SPANS, _ROWS_OF_SPAN, _HEADS_OF_SPAN = (
+    2,
+    3,
+    8,
+    4,
+)  # of a batch member or head
+_NUMBERS_OF_SPAN = 2**22  # of sums of keys, at most
+_LARGEST_LOG = 300.0  # of weights, which stay finite
+_LEFT_BY_SPANS = 9.0  # mean square of z, at most
+
+
+class _Span(NamedTuple):
+    """Keys that are read in another way."""
+
+    words: str
+    score: ScoreText
+    keys: slice
+
+
+def _list_versions(problem: Problem) -> Iterator[Alternative]:
+    """List what a kernel may have in the place of some keys."""
+    yield Alternative("keys are left out", problem, lambda x: np.zeros(x.ahead.shape, bool))
+    yield Alternative(
+        "hidden keys are seen", problem, lambda x: np.ones(x.ahead.shape, bool), among=False
+    )
+    for words, names in {"keys and values": "kv", "keys": "k", "values": "v"}.items():
+        zero = problem
+        for name in names:
+            zero = zero.replaced(name, lambda _, x: 0 * x)
+        yield Alternative(f"{words} are read as 0", zero)
+        for other, at in list_head_rules(problem):
+            text = f"{words} are those of {other}"
+            yield Alternative(text, problem.with_arrays_of(names, at))
+    yield from list_scales(problem)
+
+
+def list_spans(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Iterator[Alternative]:
+    """List kernels that read keys one after another in another way, in each batch member or head.
+
+    What is read, and where, is what leaves the least of the errors.
+    """
+    right = partial(score_rows, Alternative("", problem))
+    ways = [(x.text, partial(score_rows, x)) for x in _list_versions(problem)]
+    # Batch members of which some heads are right are taken head by head.
+    members = {x.rows.at[:-1] for x in wrong}
+    whole = len(wrong) == len(members) * problem.lead[-1] if problem.lead else True
+    axes = max(len(problem.lead) - 1, 0) if whole else len(problem.lead)
+    groups: dict[Index, list[Sampled]] = {}
+    for x in wrong:
+        groups.setdefault(x.rows.at[:axes], []).append(x)
+    found: dict[Index, list[_Span]] = {}
+    for at, some in groups.items():
+        found[at] = _find_spans(right, ways, some, unit)
+        if not found[at]:
+            return
+    answer = partial(_read_spans, right, found)
+    yield Alternative(_name_spans(problem, found), problem, answer=answer)
+
+
+def _find_spans(
+    right: ScoreText,
+    ways: Sequence[tuple[str, ScoreText]],
+    wrong: Sequence[Sampled],
+    unit: float,
+) -> list[_Span]:
+    """Find spans of keys and ways to read them by which some rows are near; none if none are."""
+    some = [x.take(thin(np.arange(len(x.got)), _ROWS_OF_SPAN)) for x in wrong[:_HEADS_OF_SPAN]]
+    given = [right(x.rows) for x in some]
+    lse = [np.logaddexp.reduce(s, -1)[:, None] for s, _ in given]
+    got = np.concatenate([x.got for x in some])
+    sizes = unit * np.concatenate([row_sizes(x.got) for x in some])
+    m = len(some[0].rows.keys)
+    if got.size * m > _NUMBERS_OF_SPAN or not all(np.all(np.isfinite(x)) for x in (got, *lse)):
+        return []
+    if not np.any(got):  # rows were never written, whatever keys are
+        return []
+
+    def weigh(score: ScoreText) -> Doubles:
+        every = []
+        for x, of_row in zip(some, lse, strict=True):
+            s, v = score(x.rows)
+            of_keys = np.exp(np.minimum(s - of_row, _LARGEST_LOG))[..., None]
+            every.append(of_keys * np.pad(v, ((0, 0), (1, 0)), constant_values=1.0))
+        return np.concatenate(every)
+
+    own = weigh(right)
+    total, spans = np.sum(own, 1), list[tuple[ScoreText, slice]]()
+    words, changed = {y: x for x, y in ways}, dict[ScoreText, Doubles]()
+    for _, score in ways:
+        change = (weigh(score) - own)[:, :m]
+        if np.any(change):
+            changed[score] = np.pad(np.cumsum(change, 1), ((0, 0), (1, 0), (0, 0)))
+    for _ in range(_TURNS_OF_SPANS):
+        if len(spans) == _SPANS_OF_EACH:  # the first was found beside what the second explains
+            way, keys = spans.pop(0)
+            total = total - changed[way][:, keys.stop] + changed[way][:, keys.start]
+        fits = [(*find_interval(total, x, got, sizes), way) for way, x in changed.items()]
+        off, keys, way = min(fits, key=lambda x: x[0], default=(math.inf, slice(0), right))
+        if not off < math.inf:
+            break
+        total = total + changed[way][:, keys.stop] - changed[way][:, keys.start]
+        spans.append((way, keys))
+        if off < _LEFT_BY_SPANS * got.size:
+            return [_Span(words[x], x, _trim_span(changed[x], y)) for x, y in spans]
+    return []
+
+
+def _trim_span(sums: Doubles, keys: slice) -> slice:
+    """Leave out keys at the ends that change nothing."""
+    moved = np.flatnonzero(np.any(np.diff(sums[:, keys.start : keys.stop + 1], axis=1), (0, 2)))
+    return (
+        slice(keys.start + int(moved[0]), keys.start + int(moved[-1]) + 1) if moved.size else keys
+    )
+
+
+def _read_spans(right: ScoreText, found: Mapping[Index, Sequence[_Span]], rows: Rows) -> Result:
+    """Read some keys in the ways of the batch member, or head, of some rows."""
+    text = right
+    for axes in range(len(rows.at) + 1):
+        for one in found.get(rows.at[:axes], ()):
+            here = np.isin(rows.keys, np.arange(one.keys.start, one.keys.stop))
+            text = partial(mix_keys, text, one.score, here)
+    return attend_by(*text(rows))
+
+
+def _name_spans(problem: Problem, found: Mapping[Index, Sequence[_Span]]) -> str:
+    """Say for each way which keys of which batch members or heads are read so."""
+    each: dict[str, dict[str, list[Index]]] = {}
+    for at, spans in found.items():
+        for one in spans:
+            keys = name_span("keys", np.arange(one.keys.start, one.keys.stop))
+            each.setdefault(one.words, {}).setdefault(keys, []).append(at)
+    axes = len(next(iter(found)))
+    called = "head" if axes == len(problem.lead) else "batch member"
+    many = math.prod(problem.lead[:axes])
+
+    def name(keys: str, places: Sequence[Index]) -> str:
+        where = f" of {called}{'s' * (len(places) > 1)} {' and '.join(map(place, places))}"
+        return f"{keys}{where * (len(places) < many)}"
+
+    return ", and ".join(
+        f"{words}: {', '.join(name(*x) for x in y.items())}" for words, y in each.items()
+    )
