@@ -2,8 +2,9 @@
 
 Where a mistake is, and which map of places it follows, is inferred by `operators`: limits of what
 is seen, intervals and tiles of keys, arrays and blocks of a cache that are read elsewhere, numbers
-on a grid. A rule of places is one line of `maps`, and holds for all arrays and limits; a rule of a
-block table is one line of `pages`, one of log normalisers a line of `offsets`.
+on a grid. A rule of places is one line of `maps`, and holds for all arrays and limits; a rule of
+heads is one line of `list_head_rules` there, and holds for all arrays, recurrences and gradients. A
+rule of a block table is one line of `pages`, one of log normalisers a line of `offsets`.
 
 To add a mistake, go to `defects` and write one more block of lines in a file of `rows`, in the
 shape that `catalogue` describes. It changes lines that `python -m refattn.naive` prints; what comes

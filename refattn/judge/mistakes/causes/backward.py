@@ -122,9 +122,6 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
             yield Candidate(text, share=partial(_deal, keys=keys))
         text = "the gradient is the mean over query heads that share a key head, not the sum"
         yield Candidate(text, share=lambda x: [(y, 1 / len(x)) for y in x])
-        for at, (words, weights) in product(range(most), _OF_ONE.items()):
-            text = words.format(f"query head {at} of {most} that share a key head")
-            yield Candidate(text, share=partial(_weigh_heads, at, weights))
     for one, other in permutations(("dq", "dk", "dv"), 2) if n == m and most == 1 else ():
         yield Candidate(f"{one} is {other}", of=other, to=one)
 
@@ -156,11 +153,6 @@ def _sum_undivided(forward: Problem, to: str, look: Lookup, at: Index) -> HeadPa
 
 LSE_AND_DELTA = "lse", "delta"
 LENT = {"d_out": "d_out", "delta": "D = d_out . out", "lse": "lse"}
-_OF_ONE = {  # weights of a query head, and of the others
-    "only {} counts": (1.0, 0.0),
-    "{} is left out": (0.0, 1.0),
-    "{} counts twice": (2.0, 1.0),
-}
 _OF_PARTS = {
     "weights are normalised in each": ("lse",),
     "weights and D = d_out . out are those in each": ("lse", "delta"),
@@ -270,10 +262,6 @@ def shift_rows(x: Doubles, by: int) -> Doubles:
     """Take the numbers that stand so many places later; 0 beyond the last, or before the first."""
     at = np.arange(len(x)) + by
     return np.where((at >= 0) & (at < len(x)), x[np.clip(at, 0, len(x) - 1)], 0.0)
-
-
-def _weigh_heads(at: int, weights: tuple[float, float], heads: Sequence[Index]) -> Shares:
-    return [(x, weights[i != at]) for i, x in enumerate(heads)]
 
 
 def _deal(heads: Sequence[Index], keys: int) -> Shares:

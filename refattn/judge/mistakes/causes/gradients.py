@@ -570,13 +570,13 @@ def _list_rescaled(back: Backward) -> Iterator[Candidate]:
 _SCALES = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # where a fit starts
 _LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
     _list_masked,
+    _list_weighed,
     _list_lost,
     Backward.list_counted,
     _list_rescaled,
     _list_shifted,
     _list_other_strides,
     _list_rounded_scores,
-    _list_weighed,
     _list_added_rows,
     _list_solved,
     _list_known,

@@ -47,7 +47,7 @@ def list_exchanged(
                 out = take({at: other}.get).result(rows).out
                 z = divide(differ(x.got[i], out), size[i])
                 far.setdefault(at, {})[other] = float(np.sum(np.square(z)))
-        for whose, to, named in list_heads_read(problem, far, int(np.sum(sample.wrong.any(1)))):
+        for whose, to, named in list_heads_read(problem, far):
             yield take(to)._replace(text=f"{words} {whose}", named=named)
 
 

@@ -116,7 +116,7 @@ def list_exchanged_normalisers(
         }
         if min(far[at].values()) > FAR:
             return
-    for words, to, _ in list_heads_read(problem, far, len(wrong)):
+    for words, to, _ in list_heads_read(problem, far):
         yield f"that of {words}", read_heads(problem, to)
 
 

@@ -12,7 +12,6 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from ....arrays.words import place
 from ....features import elu_features
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import PROFILES, Profile
@@ -27,7 +26,6 @@ from ...verification.findings import (
     Part,
     Suspect,
     name_number,
-    name_span,
 )
 from ...verification.verdict import Verdict, list_few_rows
 from ...verification.worst import find_worst
@@ -52,10 +50,10 @@ from .places import (
     remark_zeros,
 )
 from .sampled import Alternative
-from .search import search_causes
+from .search import search_causes, search_columns, search_written
 from .states import explain_states
 from .suspects import as_suspect, say_what_is_left
-from .wrong_rows import FEWEST_NUMBERS, Sample, tell_causes
+from .wrong_rows import Sample, tell_causes
 
 ERRORS: tuple[type[Exception], ...] = (ArithmeticError, LookupError, TypeError, ValueError)
 _LOG = logging.getLogger(__name__)
@@ -132,58 +130,44 @@ def explain(
     verdict = verdict._replace(worst=worst)
     if verdict.verdict != "FAIL":
         return verdict
-    failed = failed_part(verdict.tests, verdict.alpha)
-    strange_alone = _is_right_where_finite(numbers, verdict)
-    fits = [] if strange_alone else name_factors(problem, tidy_fits(verdict, failed))
+    fits = tidy_fits(verdict, failed_part(verdict.tests, verdict.alpha))
+    fits = [] if _is_right_where_finite(numbers, verdict) else name_factors(problem, fits)
+    if problem.kind == "scores" and problem.derived is None:
+        return _explain_scores(problem, numbers, verdict, profiles, fits, mistakes)
     if problem.kind == "recurrent":
-        roundings = by.roundings(verdict.dtype)
-        named = explain_states(problem, numbers, roundings)
-        return verdict._replace(suspects=[*named, *fits])
-    if problem.derived is not None:
-        near = verdict.z.largest < _NEAR_ORDERS
+        found = [*explain_states(problem, numbers, by.roundings(verdict.dtype))]
+    elif problem.derived is not None:
         found = [as_suspect(f"agrees if {x}") for x in list_like(problem, numbers.out)]
-        remarks = [*verdict.remarks, *[_ORDERS] * near]
-        return verdict._replace(suspects=[*found, *fits], remarks=remarks)
-    if problem.kind != "scores":
+        near = verdict.z.largest < _NEAR_ORDERS
+        verdict = verdict._replace(remarks=[*verdict.remarks, *[_ORDERS] * near])
+    else:
         # Features have no scores: where products are positive, their logarithms stand for these.
         found = list(_explain_features(problem, numbers, profiles, verdict))
         if scored := as_scores(problem, by.roundings(verdict.dtype)):
-            worst_at = verdict.worst.where if verdict.worst else ()
             posed = problem if problem.kind == "map" else None  # texts draw features otherwise
             mine = mistakes if posed else ()
-            task = scored, numbers, profiles, verdict.dtype, "out", worst_at
+            task = scored, numbers, profiles, verdict.dtype, "out", worst.where if worst else ()
             more, sample = search_causes(*task, mistakes=mine, posed=posed)
             found = found or [*_in_weights(more)]
             verdict = verdict._replace(place=describe_place(scored, sample, verdict))
-        return verdict._replace(suspects=[*found, *fits])
-    where = verdict.worst.where if verdict.worst else ()
-    where = (*where, 0) if where and failed == "lse" else where  # of a row, any column
-    rest = verdict.dtype, failed, where, bool(fits)
-    known = _IN_FLOAT32[1] if _IN_FLOAT32[0] in " ".join(verdict.remarks) else ""
-    if failed != "lse" and worst is not None and not known:
-        grid, gap = find_grid(problem, numbers)
-        known = grid if abs(worst.got - worst.exact) < gap else ""
-    rows = () if failed == "lse" or strange_alone else list_few_rows(verdict)
-    if rows:  # others are right by this profile
-        profiles = {verdict.by: by, **profiles}
-    about = problem, numbers, profiles, *rest
-    found, sample = search_causes(*about, strange_alone, known, mistakes, rows)
-    fits = [] if known else fits
-    if sample.apart and not any(x.name == _CAUSE for x in found):
-        # Numbers that are wrong were searched first; those that are NaN may have another cause.
-        alone = search_causes(*about, strange_alone=True)
-        found, sample = alone if alone[0] else ([], sample)
-    if failed != "lse" and not any(x.name == _CAUSE for x in found):
-        found = (
-            _search_columns(problem, numbers, profiles, rest, sample)
-            or _search_written(problem, numbers, profiles, rest, sample)
-            or found
-        )
-    if failed == "lse":
-        share = 0.0 if found else share_of_offset(problem, sample)
-        fits = [x._replace(explained=share) for x in fits if share >= _MOST]
+    return verdict._replace(suspects=[*found, *fits])
+
+
+def _explain_scores(
+    problem: Problem,
+    numbers: Numbers,
+    verdict: Verdict,
+    profiles: Mapping[str, Profile],
+    fits: Sequence[Suspect],
+    mistakes: Sequence[Mutant],
+) -> Verdict:
+    """Put causes and fits in order; if there are none, say what the wrong numbers are."""
+    by = profiles.get(verdict.by, next(iter(profiles.values())))
+    of_out = failed_part(verdict.tests, verdict.alpha) != "lse"
+    found, fits, sample = _search_scores(problem, numbers, verdict, profiles, fits, mistakes)
     exact = [Alternative("", problem).result(x.rows).out for x in sample.heads]
-    if rows and not tell_causes(sample, exact):
+    few = list_few_rows(verdict) if of_out and not _is_right_where_finite(numbers, verdict) else ()
+    if few and not tell_causes(sample, exact):
         found, fits = [], []
     fits = _drop_said_better(fits)
     if fits and not sample.wrong.any():  # a coarse rounding would show in single rows
@@ -192,77 +176,61 @@ def explain(
     cut = [x for x in fits if x.name.startswith("truncated") and abs(x.estimate - 1) < _AS_CUT]
     if cut and verdict.z.rms**2 * (1 - cut[0].explained) < _SMALL_REST:
         suspects = [*cut, *(x for x in suspects if x not in cut)]
-    holds = any(x.name == "convention" for x in suspects)
+    holds = any(x.name == _CAUSE for x in suspects)
     # All zeros, or NaN in every row, is said as it is: what explains them in part does not matter.
     suspects = suspects if holds else name_trivial(verdict) or suspects
-    at = describe_place(problem, sample, verdict)
-    seen = [] if failed == "lse" or holds else list(list_seen(problem, sample, exact))
+    seen = list(list_seen(problem, sample, exact)) if of_out and not holds else []
     if suspects:  # numbers that these explain, if in part, were written
         seen = [x for x in seen if "as if" not in x]
-    seen += [] if failed == "lse" or suspects else list(remark_stale(problem, numbers, sample))
+    seen += list(remark_stale(problem, numbers, sample)) if of_out and not suspects else []
     strange = list(remark_normalisers(problem, numbers))
     remarks = [*seen, *verdict.remarks, *strange, *remark_zeros(problem, numbers, sample)]
-    copies = []
-    if failed != "lse" and not holds:
+    if of_out and not holds:
         taken = problem, numbers, sample, by, verdict.dtype
         copies = name_copies(*taken) or name_moved_blocks(*taken)
-    if copies and (copies[0].name == _CAUSE or not suspects):
-        suspects, remarks = copies, [x for x in remarks if x not in seen]
-    if not suspects and failed != "lse":
-        suspects = name_dropout(problem, sample)
+        if copies and (copies[0].name == _CAUSE or not suspects):
+            suspects, remarks = copies, [x for x in remarks if x not in seen]
+        suspects = suspects or name_dropout(problem, sample)
     suspects = suspects or name_seen([*sample.remarks, *strange, *verdict.remarks, *seen])
-    return verdict._replace(suspects=suspects, place=at, remarks=remarks)
+    place = describe_place(problem, sample, verdict)
+    return verdict._replace(suspects=suspects, place=place, remarks=remarks)
 
 
-def _search_columns(
+def _search_scores(
     problem: Problem,
     numbers: Numbers,
+    verdict: Verdict,
     profiles: Mapping[str, Profile],
-    rest: tuple[str, str, Index, bool],
-    sample: Sample,
-) -> list[Suspect]:
-    """Search causes in the wrong columns alone, without those that are 0."""
-    got = [x.got[x.wrong] for x in sample.heads]
-    written = np.any(np.concatenate(got), 0) if got else sample.columns
-    kept = sample.columns & written
-    few = np.sum(sample.wrong) * np.sum(kept) < FEWEST_NUMBERS  # any cause is near these
-    if kept.all() or not kept.any() or few:
-        return []
-    alone = problem.replaced("v", lambda _, v: v[:, kept])
-    alone = alone._replace(shape=(*problem.shape[:2], int(np.sum(kept))))
-    of_kept = numbers._replace(out=lambda at: numbers.out(at)[:, kept], lse=None)
-    dtype, failed, where, sized = rest
-    where = (*where[:-1], int(np.sum(kept[: where[-1]])) % alone.shape[2]) if where else where
-    found, _ = search_causes(alone, of_kept, profiles, dtype, failed, where, sized)
-    spans = [np.flatnonzero(x) for x in (sample.columns, sample.columns & ~written)]
-    some, zero = (name_span("columns", x) if len(x) else "" for x in spans)
-    there = f"{ONLY_IN}{some}" * (not sample.columns.all()) + f", and {zero} are 0" * bool(zero)
-    return [x._replace(text=x.text + there) for x in found if x.name == _CAUSE]
-
-
-def _search_written(
-    problem: Problem,
-    numbers: Numbers,
-    profiles: Mapping[str, Profile],
-    rest: tuple[str, str, Index, bool],
-    sample: Sample,
-) -> list[Suspect]:
-    """Search causes in the wrong rows alone that are not 0."""
-    outs = (numbers.out(x) for x in np.ndindex(problem.lead))
-    zero = sample.wrong & np.stack([~np.any(x, -1) for x in outs])
-    if not zero.any() or np.array_equal(zero, sample.wrong):
-        return []
-    # Rows of NaN are left out if others are wrong.
-    written = numbers._replace(
-        out=lambda at: np.where(zero[problem.number(at)][:, None], math.nan, numbers.out(at))
-    )
-    dtype, failed, _, sized = rest
-    found, _ = search_causes(problem, written, profiles, dtype, failed, (), sized)
-    words = f", and {name_span('queries', np.flatnonzero(zero.any(0)))} are 0"
-    heads = {problem.index_of(x) for x in np.flatnonzero(zero.any(1))}
-    if len(heads) < len(zero):
-        words += f" in head{'s' * (len(heads) > 1)} {', '.join(map(place, sorted(heads)))}"
-    return [x._replace(text=x.text + words) for x in found if x.name == _CAUSE]
+    fits: Sequence[Suspect],
+    mistakes: Sequence[Mutant],
+) -> tuple[list[Suspect], list[Suspect], Sample]:
+    """Search causes of a failed output; return them, fits beside them, and the sample."""
+    failed, worst = failed_part(verdict.tests, verdict.alpha), verdict.worst
+    strange_alone = _is_right_where_finite(numbers, verdict)
+    where = worst.where if worst else ()
+    where = (*where, 0) if where and failed == "lse" else where  # of a row, any column
+    rest = verdict.dtype, failed, where, bool(fits)
+    known = _IN_FLOAT32[1] if _IN_FLOAT32[0] in " ".join(verdict.remarks) else ""
+    if failed != "lse" and worst is not None and not known:
+        grid, gap = find_grid(problem, numbers)
+        known = grid if abs(worst.got - worst.exact) < gap else ""
+    rows = () if failed == "lse" or strange_alone else list_few_rows(verdict)
+    if rows:  # others are right by this profile
+        by = profiles.get(verdict.by, next(iter(profiles.values())))
+        profiles = {verdict.by: by, **profiles}
+    about = problem, numbers, profiles, *rest
+    found, sample = search_causes(*about, strange_alone, known, mistakes, rows)
+    if sample.apart and not any(x.name == _CAUSE for x in found):
+        # Numbers that are wrong were searched first; those that are NaN may have another cause.
+        alone = search_causes(*about, strange_alone=True)
+        found, sample = alone if alone[0] else ([], sample)
+    if failed != "lse" and not any(x.name == _CAUSE for x in found):
+        part = problem, numbers, profiles, rest, sample
+        found = search_columns(*part) or search_written(*part) or found
+    if failed == "lse":
+        share = 0.0 if found else share_of_offset(problem, sample)
+        fits = [x._replace(explained=share) for x in fits if share >= _MOST]
+    return found, [] if known else [*fits], sample
 
 
 @_ends_no_verdict("verdicts")

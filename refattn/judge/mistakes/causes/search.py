@@ -20,9 +20,10 @@ from itertools import chain
 
 import numpy as np
 
+from ....arrays.words import place
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
-from ...verification.findings import ONLY_IN, Numbers, Suspect
+from ...verification.findings import ONLY_IN, Numbers, Suspect, name_span
 from ..defects.catalogue import Mutant
 from ..operators.offsets import list_offsets
 from .normalisers import Normalisers, list_exchanged_normalisers
@@ -33,6 +34,7 @@ from .suspects import as_suspect, say_what_is_left
 from .trials import EXPLAINED_BY_WRONG, Explained, Trials, leave_without_keys
 from .wrong_rows import (
     FAR,
+    FEWEST_NUMBERS,
     Sample,
     draw_sample,
     error_of_lse,
@@ -147,6 +149,10 @@ def suspect_alternative(words: str, one: Explained, trials: Trials) -> Suspect:
     name = "convention" if one.holds else "convention in part"
     if words.startswith("precision is lost"):
         name = "roundings"
+    wrong = (trials.sample.wrong.any(1), [x.wrong.any() for x in trials.sample.heads])
+    more = int(np.sum(wrong[0])) - int(np.sum(wrong[1]))  # heads that were not taken
+    if one.alternative.named and more:
+        words = f"{words} (and {more} more heads)"
     if trials.sample.remarks:
         words = f"{words}, and {' and '.join(trials.sample.remarks)}"
     suspect = as_suspect(f"{start} {words}{there}", one.share, name)
@@ -213,3 +219,54 @@ def find_left(
         left += [(*x.rows.at, int(i)) for i in x.rows.queries[off]]
         count += len(off)
     return left, count
+
+
+def search_columns(
+    problem: Problem,
+    numbers: Numbers,
+    profiles: Mapping[str, Profile],
+    rest: tuple[str, str, Index, bool],
+    sample: Sample,
+) -> list[Suspect]:
+    """Search causes in the wrong columns alone, without those that are 0."""
+    got = [x.got[x.wrong] for x in sample.heads]
+    written = np.any(np.concatenate(got), 0) if got else sample.columns
+    kept = sample.columns & written
+    few = np.sum(sample.wrong) * np.sum(kept) < FEWEST_NUMBERS  # any cause is near these
+    if kept.all() or not kept.any() or few:
+        return []
+    alone = problem.replaced("v", lambda _, v: v[:, kept])
+    alone = alone._replace(shape=(*problem.shape[:2], int(np.sum(kept))))
+    of_kept = numbers._replace(out=lambda at: numbers.out(at)[:, kept], lse=None)
+    dtype, failed, where, sized = rest
+    where = (*where[:-1], int(np.sum(kept[: where[-1]])) % alone.shape[2]) if where else where
+    found, _ = search_causes(alone, of_kept, profiles, dtype, failed, where, sized)
+    spans = [np.flatnonzero(x) for x in (sample.columns, sample.columns & ~written)]
+    some, zero = (name_span("columns", x) if len(x) else "" for x in spans)
+    there = f"{ONLY_IN}{some}" * (not sample.columns.all()) + f", and {zero} are 0" * bool(zero)
+    return [x._replace(text=x.text + there) for x in found if x.name == "convention"]
+
+
+def search_written(
+    problem: Problem,
+    numbers: Numbers,
+    profiles: Mapping[str, Profile],
+    rest: tuple[str, str, Index, bool],
+    sample: Sample,
+) -> list[Suspect]:
+    """Search causes in the wrong rows alone that are not 0."""
+    outs = (numbers.out(x) for x in np.ndindex(problem.lead))
+    zero = sample.wrong & np.stack([~np.any(x, -1) for x in outs])
+    if not zero.any() or np.array_equal(zero, sample.wrong):
+        return []
+    # Rows of NaN are left out if others are wrong.
+    written = numbers._replace(
+        out=lambda at: np.where(zero[problem.number(at)][:, None], math.nan, numbers.out(at))
+    )
+    dtype, failed, _, sized = rest
+    found, _ = search_causes(problem, written, profiles, dtype, failed, (), sized)
+    words = f", and {name_span('queries', np.flatnonzero(zero.any(0)))} are 0"
+    heads = {problem.index_of(x) for x in np.flatnonzero(zero.any(1))}
+    if len(heads) < len(zero):
+        words += f" in head{'s' * (len(heads) > 1)} {', '.join(map(place, sorted(heads)))}"
+    return [x._replace(text=x.text + words) for x in found if x.name == "convention"]

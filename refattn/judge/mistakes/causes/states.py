@@ -339,8 +339,9 @@ def _list_exchanged(problem: Problem, got: Mapping[Index, Doubles], count: int) 
             others = [x for x in every if x[:-1] == index[:-1] or x[-1] == index[-1]]
             ways = {x: Cause("", _take_from(problem, take, {index: x}.get)) for x in others}
             far[index] = {x: _distance(one, index, out) for x, one in ways.items()}
-        for whose, to, _ in list_heads_read(problem, far, count):
-            yield Cause(f"{words} read from {whose}", _take_from(problem, take, to))
+        for whose, to, named in list_heads_read(problem, far):
+            more = f" (and {count - len(far)} more heads)" if named and len(far) < count else ""
+            yield Cause(f"{words} read from {whose}{more}", _take_from(problem, take, to))
 
 
 def _take_from(problem: Problem, take: Any, to: HeadRule) -> Problem:

@@ -45,7 +45,7 @@ def list_columns(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Ite
         read[x.rows.at] = np.array([heads.index(order[h]) for h in at]) * d + columns
     if words := _name_columns(problem, read, heads):
         moved = problem.replaced("v", partial(_take_columns, problem, read, heads))
-        yield Alternative(f"values have the columns of others: {words}", moved, named=True)
+        yield Alternative(f"values have the columns of others: {words}", moved)
 
 
 def _take_values(problem: Problem, of: Index, at: Index) -> Doubles:

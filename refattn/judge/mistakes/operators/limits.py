@@ -171,7 +171,7 @@ def list_own_limits(
             text = f"{sees} {', '.join(each[:_NAMED_HEADS])}{more}"
             seen = partial(_show_by_head, turn, own, by)
             shown = partial(_show_both, show_band(free), seen)
-            yield Alternative(text, problem, shown, named=True)
+            yield Alternative(text, problem, shown, named=len(wrong) > len(heads))
         i, rated = np.concatenate([x[1] for x in pairs]), np.concatenate(far)
         for size in (x for x in _PERMUTED if 2 * x <= len(i)):
             moved, off = np.arange(size) + own, 0.0  # places without wrong rows are right

@@ -101,9 +101,9 @@ def _move_head(axis: int, length: int, move: Callable[[int, int], int], at: Inde
 
 
 def list_heads_read(
-    problem: Problem, far: Mapping[Index, Mapping[Index | None, float]], count: int
+    problem: Problem, far: Mapping[Index, Mapping[Index | None, float]]
 ) -> Iterator[tuple[str, HeadRule, bool]]:
-    """Say which heads are read by some wrong heads, of so many: by rules, and then one by one.
+    """Say which heads are read by some wrong heads: by rules, and then one by one.
 
     `far` says how far each of them is from others; heads that share an array are as far. The last
     tells whether this is known of these heads alone.
@@ -116,8 +116,7 @@ def list_heads_read(
     for words, rule in (*list_head_rules(problem), *list_group_rules(problem)):
         if all(x.get(rule(at), math.inf) <= min(x.values()) for at, x in far.items()):
             yield words, rule, False
-    more = " and so on" if len(far) < count else ""
-    text = f"other heads: {_name_each(moved, problem.lead)}{more}"
+    text = f"other heads: {_name_each(moved, problem.lead)}"
     yield text, lambda at: moved.get(at, at), True
 
 

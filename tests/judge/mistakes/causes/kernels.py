@@ -3,7 +3,9 @@
 import math
 
 import numpy as np
+import pytest
 
+from refattn.judge import verify
 from refattn.judge.rounding.formats import FORMATS
 
 BF16 = FORMATS["bfloat16"].round
@@ -40,18 +42,51 @@ def ahead(n, m):
     return np.arange(m) - np.arange(n)[:, None] - (m - n)
 
 
-def in_tiles(s, v, size, of_sum=1, of_out=1):
-    """A running maximum in tiles of keys; sums are rescaled to a power."""
-    top = np.full((*s.shape[:-1], 1), -np.inf)
+def in_tiles(s, v, size, of_sum=1, of_out=1, **how):
+    """A running maximum in tiles of keys; sums are rescaled to a power, perhaps of each tile.
+
+    Or the maximum is kept by a rule, weights are cut or relative to another one, and the output is
+    changed after each tile.
+    """
+    keep, over = how.get("keep", np.maximum), how.get("over", lambda old, new, kept: kept)
+    top = how.get("start", np.full((*s.shape[:-1], 1), -np.inf))
     total, out = np.zeros_like(top), np.zeros((*s.shape[:-1], v.shape[-1]))
     for j in range(0, s.shape[-1], size):
-        new = np.maximum(top, np.max(s[..., j : j + size], -1, keepdims=True))
-        w, shrink = np.exp(s[..., j : j + size] - new), np.exp(top - new)
+        tile = s[..., j : j + size]
+        new = np.maximum(top, np.max(tile, -1, keepdims=True))
+        kept = keep(top, new)
+        base, shrink = over(top, new, kept), np.exp(top - kept)
+        w, back = np.exp(tile - base), np.exp(base - kept) if "late" in how else 1.0
         safe = np.where(shrink > 0, shrink, 1)  # 0 before the first tile, when sums are 0 as well
-        total = total * safe**of_sum + np.sum(w, -1, keepdims=True)
-        out = out * safe**of_out + BF16(w) @ v[..., j : j + size, :]
-        top = new
+        powers = (x(j) if callable(x) else x for x in (of_sum, of_out))
+        kept_sum, kept_out = (safe**x for x in powers)
+        total = total * kept_sum + np.sum(w, -1, keepdims=True) * back
+        more = how.get("round", BF16)(np.minimum(w, how.get("most", np.inf))) * back
+        out = how.get("each", lambda x, _: x)(
+            out * kept_out + more @ v[..., j : j + size, :], total
+        )
+        top = kept
     return BF16(out / total)
+
+
+def named(cases, fast=(), **usual):
+    """Make the test that each case is named first; all are long but those that are fast."""
+
+    @pytest.mark.parametrize(
+        "name", [pytest.param(x, marks=[] if x in fast else [pytest.mark.long]) for x in cases]
+    )
+    def test(name):
+        make, words = cases[name]
+        found = verify(**{"dtype": "bfloat16"} | usual | make())
+        assert found.verdict == "FAIL"
+        part = found.parts["out"] if found.parts else found
+        text = (part.suspects or found.suspects)[0].text
+        assert text.startswith("agrees if ")
+        assert words in text
+        # Of the other cases none is what is named.
+        assert not any(x in text for _, x in cases.values() if x not in words)
+
+    return test
 
 
 def backward(q, k, v, g, seen=True, **wrong):

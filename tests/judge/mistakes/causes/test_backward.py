@@ -152,7 +152,7 @@ CASES = {
     "lse to base 2": (lambda: backward(*SAME, lse=lambda x: LOG2E * x),
         {}, "dv", "lse is in base 2, but weights are e^(score - lse)"),
     "one of shared heads": (lambda: backward(*SHARED, heads=slice(0, 1)),
-        {}, "dk", "only query head 0 of 2 that share a key head counts"),
+        {}, "dk", "query heads h with h % 2 = 1 are left out"),
     "scale of dq": (lambda: scaled("dq", 4.0), {}, "dq", "the scale is missing in dq"),
     "scale of dk": (lambda: scaled("dk", 0.25), {}, "dk", "the scale is used twice"),
     "lost keys": (lambda: lost("dq", j=slice(16, 32)), {}, "dq", "keys 16 to 31 are left out"),

@@ -5,7 +5,16 @@ import pytest
 
 from refattn.judge import verify
 from refattn.judge.rounding.formats import FORMATS
-from tests.judge.mistakes.causes.kernels import BF16, ahead, draw, fused, hide, scores
+from tests.judge.mistakes.causes.kernels import (
+    BF16,
+    ahead,
+    draw,
+    fused,
+    hide,
+    in_tiles,
+    named,
+    scores,
+)
 
 N = 96
 Q, K, V, _ = draw(41, heads=3, n=N)
@@ -47,15 +56,8 @@ def spilled(factor):
 
 def not_rescaled(size, tile, of_sum):
     """What was summed before a tile of keys stays as it was."""
-    top, total, out = -np.inf, 0, 0
-    for j in range(0, N, size):
-        new = np.maximum(top, np.max(S[..., j : j + size], -1, keepdims=True))
-        w = np.exp(S[..., j : j + size] - new)
-        shrink = np.exp(top - new)
-        total = total * (1 if j == tile and of_sum else shrink) + np.sum(w, -1, keepdims=True)
-        out = out * (1 if j == tile else shrink) + BF16(w) @ V[:, j : j + size]
-        top = new
-    return given(out / total)
+    powers = (lambda j: int(not of_sum or j != tile)), (lambda j: int(j != tile))
+    return given(in_tiles(S, V, size, *powers))
 
 
 def cut():
@@ -128,18 +130,7 @@ NONE = {
     "noise": lambda: given(fused(S, V)[0] + 0.1 * V),
 }
 FAST = ("rotated twice", "v is k", "one row of the bias", "averaged")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=[] if x in FAST else [pytest.mark.long]) for x in CASES]
-)
-def test_what_is_from_elsewhere_is_named(name):
-    make, words = CASES[name]
-    found = verify(**make())
-    assert found.verdict == "FAIL"
-    assert found.suspects[0].text.startswith("agrees if")
-    assert words in found.suspects[0].text
+test_what_is_from_elsewhere_is_named = named(CASES, FAST)
 
 
 @pytest.mark.long
@@ -164,3 +155,20 @@ def test_no_key_counts_more_than_wholly_or_less_than_nothing(values):
     found = verify(**attention(CAUSAL, values(np.roll(V, -1, 1)), causal=True))
     assert found.verdict == "FAIL"
     assert not any("of its weight" in x.text for x in found.suspects)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        ([1, 0, 3, 2, 5, 4, 7, 6], "other heads: head 0 from head 1, .* (and 4 more heads)"),
+        ([1, 2, 3, 4, 5, 6, 7, 0], "the next head"),
+        ([0] * 8, "the first head"),
+    ],
+)
+def test_many_heads_are_named_by_a_rule_or_counted(order, words):
+    q, k, v, _ = draw(7, heads=8, n=48)
+    text = verify(**given(fused(scores(q, k[order]), v)[0], (q, k, v))).suspects[0].text
+    start, _, end = f"agrees if keys are read from {words}".partition(".*")
+    assert text.startswith(start)
+    assert text.endswith(end)

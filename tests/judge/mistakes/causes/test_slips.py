@@ -7,7 +7,17 @@ import pytest
 
 from refattn.judge import verify
 from refattn.judge.rounding.formats import FORMATS
-from tests.judge.mistakes.causes.kernels import BF16, LOG2E, ahead, draw, fused, hide, scores
+from tests.judge.mistakes.causes.kernels import (
+    BF16,
+    LOG2E,
+    ahead,
+    draw,
+    fused,
+    hide,
+    in_tiles,
+    named,
+    scores,
+)
 
 N, M = 48, 80
 Q, K, V, _ = draw(11, n=N, m=M)
@@ -30,16 +40,6 @@ def attention(s, v=V, **options):
     return given(fused(s, v)[0], **options)
 
 
-def one_by_one():
-    """Keys come one at a time, and what was summed is not rescaled."""
-    out, total, top = np.zeros((2, N, 16)), np.zeros((2, N, 1)), np.full((2, N, 1), -np.inf)
-    for j in range(M):
-        top = np.maximum(top, S[..., j : j + 1])
-        w = np.exp(S[..., j : j + 1] - top)
-        out, total = out + BF16(w) * V[:, j : j + 1], total + w
-    return given(BF16(out / total))
-
-
 def in_order(order, forget):
     """Tiles of 16 keys in some order; the sum and the maximum of the first may be forgotten."""
     out = np.zeros((2, N, 16))
@@ -60,31 +60,18 @@ def in_order(order, forget):
     return given(BF16(out), causal=True)
 
 
-def cut(most, size=16):
+def cut(most):
     """Weights over the maximum of the tiles before are at most so large in the output."""
-    out = np.zeros((2, N, 16))
-    top = np.max(S[..., :size], -1, keepdims=True)
-    total = np.zeros((2, N, 1))
-    for j in range(0, M, size):
-        w = np.exp(S[..., j : j + size] - top)
-        out = out + BF16(np.minimum(w, most)) @ V[:, j : j + size]
-        total = total + np.sum(w, -1, keepdims=True)
-        new = np.maximum(top, np.max(S[..., j : j + size], -1, keepdims=True))
-        out, total, top = out * np.exp(top - new), total * np.exp(top - new), new
-    return given(BF16(out / total))
+    top = np.max(S[..., :16], -1, keepdims=True)
+    over = {"over": lambda old, new, kept: old, "late": True}
+    return given(in_tiles(S, V, 16, start=top, most=most, **over))
 
 
-def lagging(bits, most=math.inf, over_new=False, size=16):
+def lagging(bits, most=math.inf, over_new=False):
     """The maximum is kept if it grows by a few bits; weights are over it, or over the new one."""
-    total, top, out = np.zeros((2, N, 1)), np.full((2, N, 1), -np.inf), np.zeros((2, N, 16))
-    for j in range(0, M, size):
-        grown = np.maximum(top, np.max(2 * S[..., j : j + size], -1, keepdims=True))
-        new = np.where(grown - top > bits * math.log(2), grown, top)
-        w = np.exp(2 * S[..., j : j + size] - (grown if over_new else new))
-        shrink = np.exp(top - new)
-        out = out * shrink + BF16(np.minimum(w, most)) @ V[:, j : j + size]
-        total, top = total * shrink + np.sum(w, -1, keepdims=True), new
-    return given(BF16(out / total), (2 * Q, K, V))
+    keep = {"keep": lambda old, new: np.where(new - old > bits * math.log(2), new, old)}
+    over = {"over": lambda old, new, kept: new if over_new else kept}
+    return given(in_tiles(2 * S, V, 16, most=most, **keep, **over), (2 * Q, K, V))
 
 
 def starting_at_zero():
@@ -99,18 +86,12 @@ def starting_at_zero():
     return given(out, (q, k, V), causal=True)
 
 
-def summed_in_float16(size=16):
+def summed_in_float16():
     """Some values are large, and so are sums of products; others lose digits."""
     v, half = V.copy(), FORMATS["float16"].round
     v[..., [3, 9]] += 4000
     v = BF16(v)
-    out, top, total = np.zeros((2, N, 16)), np.full((2, N, 1), -np.inf), np.zeros((2, N, 1))
-    for j in range(0, M, size):
-        new = np.maximum(top, np.max(S[..., j : j + size], -1, keepdims=True))
-        w, shrink = np.exp(S[..., j : j + size] - new), np.exp(top - new)
-        out = half(out * shrink + BF16(w) @ v[:, j : j + size])
-        total, top = total * shrink + np.sum(w, -1, keepdims=True), new
-    out = BF16(out / total)
+    out = in_tiles(S, v, 16, each=lambda x, _: half(x))
     out[1, :4, 0] += 0.2  # another error, of rows that hold numbers
     return given(out, (Q, K, v))
 
@@ -201,7 +182,8 @@ def filled(score, size=16, left=None, lse=False):
 
 TANH = scores(*CAPPED[:2]) / 8
 CASES = {
-    "one by one": (one_by_one, "the running sums are not rescaled when the maximum grows (one key"),
+    "one by one": (lambda: given(in_tiles(S, V, 1, 0, 0)),
+        "the running sums are not rescaled when the maximum grows (one key"),
     "reset": (lambda: in_order(reversed, True),
         "restart in the second tile, the output does not (tiles of 16 keys, the last first)"),
     "reset, first first": (lambda: in_order(list, True),
@@ -241,23 +223,7 @@ CASES = {
     "mask of one word of two": (lambda: tree(0, 32),
         f"the mask of the last {N} keys is read with rows of 32 numbers, not {N}"),
 }  # fmt: skip
-FAST = ("cap of nothing",)
-
-
-def some(names):
-    return [pytest.param(x, marks=[] if x in FAST else [pytest.mark.long]) for x in names]
-
-
-@pytest.mark.parametrize("name", some(CASES))
-def test_slips_are_named(name):
-    """First, with all of the error; and of the others none is."""
-    make, words = CASES[name]
-    found = verify(**make(), dtype="bfloat16", profile="flash")
-    assert found.verdict == "FAIL"
-    assert found.suspects[0].text.startswith("agrees if")
-    assert words in found.suspects[0].text
-    assert not any(x in found.suspects[0].text for _, x in CASES.values() if x not in words)
-
+test_slips_are_named = named(CASES, ("cap of nothing",), profile="flash")
 
 NEIGHBOURS = {
     "right in any order": (lambda: in_order(reversed, False), "restart"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from refattn.judge import verify
-from tests.judge.mistakes.causes.kernels import ahead, draw, fused, hide, scores
+from tests.judge.mistakes.causes.kernels import ahead, draw, fused, hide, named, scores
 
 N = 64
 Q, K, V, _ = draw(21, n=N)
@@ -52,19 +52,7 @@ CASES = {
     "mask that ends": (lambda: given(MASK | (J >= 40), mask=MASK), "keys 40 to 63 are not masked"),
     "mask that begins": (lambda: given(MASK | (J < 16), mask=MASK), "keys 0 to 15 are not masked"),
 }  # fmt: skip
-FAST = ("loop too short",)
-
-
-def some(names):
-    return [pytest.param(x, marks=[] if x in FAST else [pytest.mark.long]) for x in names]
-
-
-@pytest.mark.parametrize("name", some(CASES))
-def test_limits_are_named(name):
-    make, words = CASES[name]
-    found = verify(**make(), dtype="bfloat16", profile="flash")
-    assert found.verdict == "FAIL"
-    assert found.suspects[0].text == f"agrees if {words}"
+test_limits_are_named = named(CASES, ("loop too short",), profile="flash")
 
 
 @pytest.mark.long

@@ -18,6 +18,7 @@ from tests.judge.mistakes.causes.kernels import (
     fused,
     hide,
     in_tiles,
+    named,
     scores,
 )
 
@@ -62,17 +63,6 @@ def quantised(levels, axes):
     return x | {"out": BF16(np.rint(x["out"] / step) * step)}
 
 
-def divided():
-    """The output is divided by the running sum after each tile, not at the end."""
-    top, total, out = -np.inf, 0, 0
-    for j in range(0, N, 32):
-        new = np.maximum(top, np.max(S[..., j : j + 32], -1, keepdims=True))
-        w, shrink = np.exp(S[..., j : j + 32] - new), np.exp(top - new)
-        total = total * shrink + np.sum(w, -1, keepdims=True)
-        out, top = (out * shrink + BF16(w) @ V[:, j : j + 32]) / total, new
-    return given(S) | {"out": BF16(out)}
-
-
 def spoiled():
     out = given(hide(S, MASK), mask=MASK)["out"].copy()
     v = V.copy()
@@ -99,9 +89,8 @@ def in_turn(parts):
 
 
 def in_8_bits():
-    tops = np.repeat(np.maximum.accumulate(np.max(S.reshape(4, N, 3, 32), -1), -1), 32, -1)
-    w = FORMATS["float8_e4m3fn"].round(np.exp(2 * (S - tops))) * np.exp(2 * tops)
-    return given(2 * S) | {"q": 2 * Q, "out": BF16(w @ V / np.sum(np.exp(2 * S), -1)[..., None])}
+    out = in_tiles(2 * S, V, 32, round=FORMATS["float8_e4m3fn"].round)
+    return given(2 * S) | {"q": 2 * Q, "out": out}
 
 
 def smoothed(size):
@@ -305,7 +294,8 @@ CASES = {
     "rescale": (lambda: merged((np.arange(4) == 1)[:, None]),
         "weights of 4 parts of the keys are not rescaled from their own maximum to that of all, "
         "but only for keys 24 to 47"),
-    "divided": (divided, "the output is divided by the running sum after each tile of 32 keys"),
+    "divided": (lambda: given(S) | {"out": in_tiles(S, V, 32, each=lambda x, total: x / total)},
+        "the output is divided by the running sum after each tile of 32 keys"),
     "values alone": (lambda: halves(1, MASK),
         "the mask is ignored in the sum of the values, not of the weights"),
     "weights alone": (lambda: halves(MASK, 1),
@@ -350,18 +340,7 @@ CASES = {
     "first choice": (chosen, "key 0 is read in place of the first key of each choice"),
     "later keys": (late, "attention is not causal: keys j > i count decay^(j - i) times, but only"),
 }  # fmt: skip
-FAST = ("bit of a row",)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=[] if x in FAST else [pytest.mark.long]) for x in CASES]
-)
-def test_a_mistake_is_named_by_its_place(name):
-    make, words = CASES[name]
-    found = verify(**make())
-    assert found.verdict == "FAIL"
-    named = (found.parts["out"] if found.parts else found).suspects or found.suspects
-    assert named[0].text.startswith(f"agrees if {words}")
+test_a_mistake_is_named_by_its_place = named(CASES, ("bit of a row",))
 
 
 ORDER = np.random.default_rng(53).permutation(N)
