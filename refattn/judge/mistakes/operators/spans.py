@@ -21,14 +21,11 @@ from .intervals import find_interval
 from .maps import list_head_rules
 from .tiles import ScoreText, mix_keys, score_rows
 
-_SPANS_OF_EACH, _TURNS_OF_SPANS, _ROWS_OF_SPAN, _HEADS_OF_SPAN = (
-    2,
-    3,
-    8,
-    4,
-)  # of a batch member or head
+_SPANS_OF_EACH, _TURNS_OF_SPANS = 2, 3  # of a batch member or head, and turns to find them
+_ROWS_OF_SPAN, _HEADS_OF_SPAN = 3, 3  # that are looked at
 _NUMBERS_OF_SPAN = 2**22  # of sums of keys, at most
 _LARGEST_LOG = 300.0  # of weights, which stay finite
+_LEFT_BY_A_SPAN = 0.6  # of the square of errors, at most
 _LEFT_BY_SPANS = 9.0  # mean square of z, at most
 
 
@@ -76,8 +73,9 @@ def list_spans(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Itera
         found[at] = _find_spans(right, ways, some, unit)
         if not found[at]:
             return
-    answer = partial(_read_spans, right, found)
-    yield Alternative(_name_spans(problem, found), problem, answer=answer)
+    if found:
+        answer = partial(_read_spans, right, found)
+        yield Alternative(_name_spans(problem, found), problem, answer=answer)
 
 
 def _find_spans(
@@ -113,14 +111,16 @@ def _find_spans(
         change = (weigh(score) - own)[:, :m]
         if np.any(change):
             changed[score] = np.pad(np.cumsum(change, 1), ((0, 0), (1, 0), (0, 0)))
+    before = float(np.sum(np.square((total[:, 1:] - got) / sizes)))
     for _ in range(_TURNS_OF_SPANS):
         if len(spans) == _SPANS_OF_EACH:  # the first was found beside what the second explains
             way, keys = spans.pop(0)
             total = total - changed[way][:, keys.stop] + changed[way][:, keys.start]
         fits = [(*find_interval(total, x, got, sizes), way) for way, x in changed.items()]
         off, keys, way = min(fits, key=lambda x: x[0], default=(math.inf, slice(0), right))
-        if not off < math.inf:
+        if not off < _LEFT_BY_A_SPAN * before:
             break
+        before = off
         total = total + changed[way][:, keys.stop] - changed[way][:, keys.start]
         spans.append((way, keys))
         if off < _LEFT_BY_SPANS * got.size:
