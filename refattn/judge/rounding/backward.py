@@ -66,6 +66,7 @@ from .saved import (
     unscale_rows,
 )
 from .score_gradients import PairErrors, analyse_pairs, round_scaled, scaled_spacing
+from .shares import sum_products
 
 _SUM_TOKENS = 256  # that are added at a time
 _CACHED_ROWS = 128  # whose pairs with these are analysed at a time
@@ -85,13 +86,14 @@ class _GradientSum:
         rounded: Format | None = None,
         directions: Doubles | None = None,
     ) -> None:
-        self.roundings, self.scale, self.directions = roundings, scale, directions
+        self.roundings, self.scale = roundings, scale
+        self.directions = np.zeros((columns, 0)) if directions is None else directions
         self.dropped = rounded if rounded is not None and rounded.truncated else None
         unit = None if rounded is None else roundings.unit
         self.copies = copies  # of a term, at most: they are rounded alike
-        shape = rows, columns
-        self.total, self.near, self.sizes = (np.zeros(shape) for _ in range(3))
-        self.variance = self.square(np.zeros(shape))
+        shape, r = (rows, columns), self.directions.shape[1]
+        self.total, self.near, self.sizes, self.variance = (np.zeros(shape) for _ in range(4))
+        self.shared = np.zeros((rows, r, r))
         self.own, self.running, self.moved = (np.zeros(shape) for _ in range(3))
         self.flushed, self.known = np.zeros(shape), np.zeros(shape)
         self.rounded, self.again = np.zeros(shape), np.zeros(shape)  # by head, and sums of heads
@@ -99,19 +101,17 @@ class _GradientSum:
         self.terms = self.heads = 0
         self.cuts = None if unit is None else CutSum(unit, rows, columns)
 
-    def square(self, x: Doubles) -> Doubles:
-        """Square the numbers of each row; beside them, the products of those along directions."""
-        return self.cross(x, x) / 2
+    def add_squares(self, variances: Doubles, y: Doubles) -> None:
+        """Add squares of y (b, columns) with variances (rows, b), and products along directions."""
+        self.variance += variances @ np.square(y)
+        self.shared += sum_products(variances, self.directions.T @ y.T)
 
-    def cross(self, x: Doubles, y: Doubles) -> Doubles:
-        """Multiply two rows likewise, both ways."""
-        columns = 2 * x * y
-        if self.directions is None:
-            return columns
+    def add_products(self, x: Doubles, y: Doubles) -> None:
+        """Add products of two vectors of each row likewise, half of them each way."""
+        self.variance += x * y
         x, y = x @ self.directions, y @ self.directions
-        products = x[:, :, None] * y[:, None, :]
-        products += np.swapaxes(products, 1, 2).copy()
-        return np.concatenate([columns, products.reshape(len(x), -1)], -1)
+        products = x[:, :, None] * (y[:, None, :] / 2)
+        self.shared += products + np.swapaxes(products, 1, 2)
 
     def add(
         self,
@@ -407,10 +407,10 @@ def _sum_rows(
                     for name, y in _list_tangents(x, back, saved, roundings, rows, names):
                         tangents[name] += y @ head.k[j]
             mean, d = saved.mean[rows], saved.delta[rows, None]
-            sum_.variance += saved.delta_variance[rows, None] * sum_.square(mean)
+            sum_.add_products(saved.delta_variance[rows, None] * mean, mean)
             # All terms of a query have one log normaliser: its error multiplies the sum.
             common = saved.lse_variance + saved.scores_variance
-            sum_.variance += common[rows, None] * sum_.square(sum_.total)
+            sum_.add_products(common[rows, None] * sum_.total, sum_.total)
             tangents["delta"] -= d * mean
             sum_.known -= saved.delta_shift[rows, None] * mean
         else:
@@ -477,7 +477,7 @@ def _add_to_queries(
     """Add errors of weights, and of D if it is made of them; keys may have copies."""
     roundings = sum_.roundings
     mean, apart = saved.mean[i], x.t - saved.delta[i, None]
-    squares, variances = sum_.square(k), copies * x.s_variance
+    variances = copies * x.s_variance
     more: Doubles | float = x.p * x.p * x.t_variance
     for variance, factor in x.moves():
         moved = np.square(apart)
@@ -488,15 +488,15 @@ def _add_to_queries(
         variances += multiply_slope(moved, np.square(factor))
         if not roundings.delta_of_out:  # D moves with weights and products: k - mean, not k
             whole, part = np.sum(moved, -1, keepdims=True), (moved * factor) @ k
-            sum_.variance += sum_.square(mean) * whole - sum_.cross(mean, part)
+            sum_.add_products(whole * mean - 2 * part, mean)
     if roundings.kept:
         rounding = copies * x.p_variance
-        sum_.variance += (rounding * np.square(apart * x.slope)) @ squares
+        sum_.add_squares(rounding * np.square(apart * x.slope), k)
         if not roundings.delta_of_out:
             both, again = rounding * x.t * apart * x.slope, rounding * x.t * x.t
             whole, part = np.sum(again, -1, keepdims=True), both @ k
-            sum_.variance += sum_.square(mean) * whole - sum_.cross(mean, part)
-    sum_.variance += variances @ squares
+            sum_.add_products(whole * mean - 2 * part, mean)
+    sum_.add_squares(variances, k)
     sum_.add(x.s, x.near_s, x.s_bound, x.s_flushed, k, to)
 
 
@@ -528,7 +528,7 @@ def _add_to_keys(
         for variance, factor in x.moves():
             variances += variance * np.square(apart * factor)
     variances *= saved.copies[i, None]
-    sum_.variance += np.maximum(variances, 0.0).T @ sum_.square(q)
+    sum_.add_squares(np.maximum(variances, 0.0).T, q)
     sum_.add(x.s.T, x.near_s.T, x.s_bound.T, x.s_flushed.T, q, to)
 
 
@@ -538,7 +538,7 @@ def _add_to_values(
     g = back.d_out[i]
     shared = (saved.scores_variance + saved.lse_variance)[i, None]
     variances = x.p_variance + x.p * x.p * (x.log_variance + shared)
-    sum_.variance += (saved.copies[i, None] * variances).T @ sum_.square(g)
+    sum_.add_squares((saved.copies[i, None] * variances).T, g)
     sum_.add(x.p.T, x.near_p.T, x.p_bound.T, x.p_flushed.T, g, to)
 
 
@@ -546,7 +546,7 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     """Multiply the sums by the scale, round them, and return their law."""
     roundings, scale = sum_.roundings, sum_.scale
     unit = roundings.accumulate.unit
-    variance = sum_.variance[:, : sum_.total.shape[1]] + sum_.own
+    variance = sum_.variance + sum_.own
     if roundings.scores_matter:
         variance = variance + (RMS * unit) ** 2 * (sum_.running + sum_.total * sum_.total)
     else:  # a trifle: each running sum taken as large as the last
@@ -596,4 +596,5 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     slack += allow(roundings.unit, shift)
     none, steep = np.zeros(len(total)), {name: scale * x for name, x in tangents.items()}
     rows = (total, none, none, near, std, least, bound, none, none, none, spacing, slack, steep)
-    return RowErrors(*rows, apart, scale**2 * sum_.variance, rest=rest, shift=shift)
+    shared = np.concatenate([sum_.variance, sum_.shared.reshape(len(total), -1)], -1)
+    return RowErrors(*rows, apart, scale**2 * shared, rest=rest, shift=shift)

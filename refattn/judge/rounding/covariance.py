@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ...arrays.library import Doubles
 from .head import TILE_KEYS, SoftmaxHead, count_tile_keys, finite_logs, scan_tiles
 from .roundings import BIAS, FINE, RMS, WORST, Roundings, RowErrors
-from .shares import FLUSHED, TileShares, bound_flushed
+from .shares import FLUSHED, TileShares, bound_flushed, sum_products
 from .softmax import size_of_log
 from .ties import find_ties
 from .weight_errors import relative_variance
@@ -44,13 +44,14 @@ def covariance(
     first = np.zeros((count, d_v + 1))  # of noise times v, and 1
     top, lse = finite_logs(rows)
     share = np.exp(top - lse)
+    lags = roundings.find_lagging(share)
     # Scores that are rounded have known spacings, and their roundings are most of the noise. Else
     # the noise is of sums whose digits nobody knows.
     to = roundings.weights
     digits = WORST**2 if worst and roundings.scores is None else 1.0
-    ties, (one, other) = find_ties(head, i), np.tril_indices(r)
+    ties = find_ties(head, i)
     for tile in scan_tiles(head, i, 2 * TILE_KEYS):
-        of = TileShares.of(tile, top).over(share)
+        of = TileShares.of(tile, top, lags).over(share)
         p = of.shares
         noise = p * p * digits * relative_variance(head, roundings, tile, i, of.gap)
         equal = 1.0 if ties is None else ties.weights[:, tile.keys]
@@ -65,13 +66,8 @@ def covariance(
                 if worst:  # over any maximum: 2 u p, as if digits were 1.0
                     step = np.maximum(step, of.keep_rounded(2 * to.unit * p))
             weights = noise + step * step / 12 * equal
-        y = v @ directions
-        if y.ndim == 3 or count < r:
-            found += (np.swapaxes(y, -1, -2) * weights[:, None, :]) @ y
-        else:  # one product for all queries, with products of columns
-            found[:, one, other] += weights @ (y[:, one] * y[:, other])
+        found += sum_products(weights, np.swapaxes(directions, -1, -2) @ v.T)
         alone += weights @ np.square(v)
-    found[:, other, one] = found[:, one, other]
     out, moved, noise = rows.out, first[:, :-1], first[:, -1:]
     if worst or roundings.scores_matter:  # else `std` has noise about v, too
         alone += noise * out * out - 2 * moved * out
@@ -123,18 +119,19 @@ def spared_variance(
     """
     (spared, whole), to = np.zeros((2, *rows.out.shape)), roundings.weights
     top, lse = finite_logs(rows)
+    share = np.exp(top - lse)
     ties, few = find_ties(head, i), has_few_numbers(head.k)
     if ties is None and not few and (to is None or roundings.normalised):
         return spared, whole
     for tile in scan_tiles(head, i, len(head.k) if few else count_tile_keys(len(rows.out))):
-        of = TileShares.of(tile, top).over(np.exp(top - lse))
+        of = TileShares.of(tile, top, roundings.find_lagging(share)).over(share)
         squares, variance = np.square(head.v[tile.keys]), np.zeros_like(of.gap)
         free = np.zeros(of.gap.shape, bool)
         if to is not None and roundings.normalised:
             variance = np.square(to.spacing(of.shares)) / 12 * (of.shares > 0)
         elif to is not None:
             free = of.find_largest()
-            variance = of.keep_rounded(np.square(to.spacing(of.weights) * np.exp(top - lse)) / 12)
+            variance = of.keep_rounded(np.square(to.spacing(of.weights) * share) / 12)
         if ties is not None or few:
             variance += of.shares**2 * relative_variance(head, roundings, tile, i, of.gap)
         if ties is not None:
@@ -188,6 +185,8 @@ def common_along(
         sizes = np.abs(y), np.abs(y - moved)
         largest = of.find_largest() if roundings.exp > FINE else of.gap == 0
         of_largest = np.abs(moved) if keeps_one else sizes[1]
+        if keeps_one and roundings.lags:  # then none is 1
+            of_largest = np.maximum(of_largest, sizes[1])
         of_each = np.where(largest[:, None, :], of_largest, BIAS * sizes[1])
         found += unit * np.einsum("ij,irj->ir", of.shares, of_each)
         if to is not None and not roundings.normalised and of.least < FLUSHED * to.spacing(0.0):

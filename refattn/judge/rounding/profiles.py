@@ -9,7 +9,7 @@ from ...arrays import checks
 from ...arrays.words import close
 from .formats import FORMATS, Format
 from .hardware import IEEE, UNITS, unit_for
-from .roundings import Roundings, is_power_of_two
+from .roundings import FINE, Roundings, is_power_of_two
 
 _TYPES = ["scores", "weights", "softmax", "accumulate", "out", "states", "d_weights", "d_scores"]
 
@@ -53,7 +53,9 @@ class Profile(NamedTuple):
     exp : float
         Largest error of an exponential before it is rounded, in unit roundoffs of `accumulate`. The
         error of e^0 and a sixteenth of every other error are systematic, the rest random; of a sum
-        of weights an eighth, and all if these are within a power of 2.
+        of weights an eighth, and all if these are within a power of 2. If it is above 32, weights
+        that are rounded before the division may be over a maximum that is smaller by 8 log 2 at
+        most, as kernels with a fast exponential rescale their sums only where that is needed.
     d_weights : str or None
         Type of the derivatives with respect to the weights, d_out . v, in a backward pass.
     d_scores : str or None
@@ -134,6 +136,7 @@ class Profile(NamedTuple):
             unit=unit,
             score_unit=unit_for(self.accumulator, of(self.inputs or "storage")),
             unrounded=self.delta == "unrounded",
+            lags=self.weights is not None and not self.normalised and self.exp > FINE,
         )
 
 

@@ -32,6 +32,7 @@ _TRIFLE = 2.0**10  # what is so much smaller need not be known to be exact
 _OVER_NOISE = 16  # times the noise before it is the spacing of a result that hides the noise
 _LEAST_NOISE = 2.0**-40  # variance over the square of a spacing: less is lost in float64
 SURE = 5.0  # standard deviations beyond which roundings are tied to each other
+_LAG = 2.0**-8  # of the largest weight is 1 where a maximum is kept, at the least
 MAXIMUM_KEYS = 16  # keys after which a running maximum may change, at the least
 CONSTANTS = 3  # units by which the product of a scale and log2 e, both rounded, may be off
 
@@ -60,6 +61,7 @@ class Roundings(NamedTuple):
     again: bool = False  # whether weights that are computed again are rounded, and then used
     scaled: bool = False  # whether derivatives to scores are multiplied by the scale, then rounded
     maximum: bool = False  # whether running maxima are differentiated, too
+    lags: bool = False  # whether weights may be over less than the largest score so far
 
     @property
     def fine(self) -> bool:
@@ -73,6 +75,15 @@ class Roundings(NamedTuple):
         """
         to, whole = self.weights, self.normalised or is_gradient
         return to is not None and whole and self.accumulate.unit * _TRIFLE < to.unit
+
+    def find_lagging(self, share: Doubles) -> npt.NDArray[np.bool_] | None:
+        """Tell in which queries the largest weight, of such a share, need not be 1; None for none.
+
+        Fused kernels with a fast exponential may keep a maximum until a score is larger by 8 log 2.
+        Weights are up to 2^8 then, and rounded, beside a weight of 1 of the key that the maximum is
+        of: so all of them are at least 1 + 2^-8 times the largest.
+        """
+        return share * (1 + _LAG) <= 1 if self.lags else None
 
     @property
     def of_log(self) -> bool:

@@ -36,7 +36,7 @@ class TileShares(NamedTuple):
 
     gap: Doubles  # differences to the largest score, 0 where hidden
     weights: Doubles  # e^gap, 0 where hidden
-    tops: npt.NDArray[np.intp]  # the places of the largest scores, as numbers
+    tops: npt.NDArray[np.intp]  # the places of the largest, where these are 1, as numbers
     hidden: npt.NDArray[np.bool_] | None  # where keys are, if any are
     least: float  # the smallest weight
     shares: Any = None  # the weights over their sum
@@ -46,8 +46,8 @@ class TileShares(NamedTuple):
     moved: Doubles | None = None  # and how far they are
 
     @classmethod
-    def of(cls, tile: Tile, top: Doubles) -> TileShares:
-        """Take the weights of the scores of a tile, and the largest of all."""
+    def of(cls, tile: Tile, top: Doubles, lags: npt.NDArray[np.bool_] | None = None) -> TileShares:
+        """Take the weights of the scores of a tile, and the largest score of all, which may lag."""
         gap = tile.scores - top
         np.minimum(gap, 0.0, out=gap)
         hidden = None if tile.visible is None else ~tile.visible
@@ -55,6 +55,8 @@ class TileShares(NamedTuple):
             gap[hidden] = -math.inf
         weights = np.exp(gap)
         tops = np.flatnonzero(gap == 0)
+        if lags is not None:
+            tops = tops[~lags[tops // gap.shape[-1], 0]]
         if hidden is not None:
             gap[hidden] = 0.0
         return cls(gap, weights, tops, hidden, float(np.min(weights, initial=1.0)))
@@ -257,6 +259,15 @@ def in_single(x: Any) -> Any:
     }
     parts: Any = [found.get(id(y), y) for y in x]
     return type(x)(*parts)
+
+
+def sum_products(weights: Doubles, y: Doubles) -> Doubles:
+    """Sum products of vectors y (r, keys), or others for each row, with weights: (rows, r, r)."""
+    (rows, keys), r = weights.shape, y.shape[-2]
+    if y.ndim == 3 or rows < r:
+        return np.asarray((weights[:, None, :] * y) @ np.swapaxes(y, -1, -2))
+    products = (y[:, None, :] * y).reshape(r * r, keys)  # one product for all rows
+    return (weights @ products.T).reshape(rows, r, r)
 
 
 def bound_flushed(weights: Doubles, last: Any) -> Doubles:

@@ -96,7 +96,7 @@ def analyse_softmax(
     cuts = None if roundings.unit is None else CutSum(roundings.unit, rows, d_v)
     for tile in scan_tiles(head, i, count_tile_keys(rows)):
         v = head.v[tile.keys]
-        of = TileShares.of(tile, top)
+        of = TileShares.of(tile, top, roundings.find_lagging(sums.whole))
         if rounded.of_largest:  # the same weights, rounded
             assert roundings.weights is not None
             of = of.rounded(roundings.weights)
@@ -419,7 +419,7 @@ class ErrorSums:
             self.flushed[:, :-1] += values.scaled(flushed @ values.sizes)
             self.flushed[:, -1] += np.sum(flushed, -1)
         self._tie(roundings, of)
-        self._spread(size, of.gap)
+        self._spread(size * (of.gap < 0), of.gap)
         return narrow
 
     def _tie(self, roundings: Roundings, of: TileShares) -> None:

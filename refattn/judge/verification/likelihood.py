@@ -57,6 +57,7 @@ _DOUBT = 0.01  # weight of 1 beside the ratio of a row: the most that one row ma
 _UNEXPLAINED = 1 / 8  # share of rows that a profile which explains the others need not
 _TINY = 1e-12  # mean square of z where roundings to nearest leave nothing
 _FLOOR = 1e-9  # of variances of directions, that is added to them
+_MUCH_LARGER = 2.0**16  # times, of which roundings are below the floor
 _ALONG = 16  # of a row, along which errors are compared
 _TRIED_SHARES = 0.7, 0.5, 0.35, 0.25, 0.12, 0.06, 0.03, 0.01, 0.0  # of weights, that are tried
 _HARDLY = 2.0**-10  # of a row: keys of such weights in all may be moved
@@ -105,12 +106,15 @@ class _Law(NamedTuple):
         errors: Doubles,
         directions: Doubles,
         find: Callable[[], tuple[Doubles, Doubles]],
+        apart: bool,
         common: Doubles | float = 0.0,
     ) -> _Law:
         """Find the law of the errors of rows, with what finds their covariances along directions.
 
-        These are in two parts, of which the second is what columns have of their own. Of each row
-        the part of what errors may have in common, at most 1, is subtracted that is nearest.
+        These are in two parts, of which the second is what columns have of their own. They are
+        taken apart only if asked for: else both are the unit, and weights have no variance beside
+        it. Of each row the part of what errors may have in common, at most 1, is subtracted that is
+        nearest.
         """
         known = np.all(np.isfinite(rows.std) & np.isfinite(errors), -1)
         squares, weights = np.full((2, len(errors), directions.shape[1]), math.nan)
@@ -123,14 +127,18 @@ class _Law(NamedTuple):
             together, own = together[known], own[known]
             size = np.sqrt(np.diagonal(own, axis1=1, axis2=2))
             both = size[:, :, None] * size[:, None, :]
-            root = np.linalg.cholesky(own / both + _FLOOR * np.eye(size.shape[1]))
-            half = np.linalg.solve(root, together / both)
-            whole = np.linalg.solve(root, np.swapaxes(half, -1, -2))
-            values, vectors = np.linalg.eigh((whole + np.swapaxes(whole, -1, -2)) / 2)
+            own, together = own / both + _FLOOR * np.eye(size.shape[1]), together / both
+            # Beside much larger weights what columns have of their own is lost in a sum.
+            apart |= bool(np.max(together) > _MUCH_LARGER)
+            root = np.linalg.cholesky(own if apart else own + together)
+            axes, values = np.linalg.inv(root), np.zeros_like(size)
+            if apart:
+                values, vectors = np.linalg.eigh(axes @ together @ np.swapaxes(axes, -1, -2))
+                axes = np.swapaxes(vectors, -1, -2) @ axes
             weights[known] = values = np.maximum(values, 0.0)
             both = np.stack(np.broadcast_arrays(errors, common), -1)[known]
-            moved = np.linalg.solve(root, directions.T @ both / size[:, :, None])
-            off, shared = np.moveaxis(np.swapaxes(vectors, -1, -2) @ moved, -1, 0)
+            moved = axes @ (directions.T @ both / size[:, :, None])
+            off, shared = np.moveaxis(moved, -1, 0)
             part, whole = (np.sum(shared * x / (1 + values), -1) for x in (off, shared))
             part = np.clip(part / np.where(whole > 0, whole, 1.0), -1.0, 1.0)
             squares[known] = np.square(off - part[:, None] * shared)
@@ -154,7 +162,7 @@ class _Law(NamedTuple):
     def best(self, shares: Doubles, least: Doubles, most: Doubles) -> Doubles:
         """Return that of each row, for the best share of weights, no less than these."""
         found = self.log_likelihood(1.0, least, most)
-        for share in _TRIED_SHARES:
+        for share in (x for x in _TRIED_SHARES if np.any(shares <= x)):
             other = self.log_likelihood(share, least, most)
             found = np.where(share >= shares, np.fmax(found, other), found)
         return found
@@ -270,16 +278,22 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
             least = _find_known_factors(_mean(near), seen)
         still: tuple[Any, ...] = square, logs, least
         if joint:
-            along = directions(index)
+            along, apart = directions(index), bool(np.any(shares < 1))
             find = partial(find_covariance, read, index, roundings, i, rows, along)
-            law = still_law = _Law.of(rows, error, along, find)
+            law = still_law = usual_law = _Law.of(rows, error, along, find, apart)
             # A largest weight that is rounded to 1 leaves the error of e^0 to the normaliser alone.
             of_largest = roundings.exp * roundings.accumulate.unit * rows.out
-            if problem.is_mean and np.any(np.abs(of_largest) > rows.std):
-                still_law = _Law.of(rows, error, along, find, of_largest)
+            if problem.is_mean and roundings.lags:  # most maxima do not, and any may not
+                exact = roundings._replace(lags=False)
+                others = read.analyse(index, exact, i)
+                once = cache(partial(find_covariance, read, index, exact, i, others, along))
+                usual_law = _Law.of(others, error, along, once, apart)
+                still_law = _Law.of(others, error, along, once, apart, of_largest)
+            elif problem.is_mean and np.any(np.abs(of_largest) > rows.std):
+                still_law = _Law.of(rows, error, along, find, apart, of_largest)
             if roundings.unit is not None:  # its shift is known up to a factor
                 shift = allow(roundings.unit, np.broadcast_to(rows.shift, error.shape))
-                still_law = _Law.of(rows, error, along, find, shift)
+                still_law = _Law.of(rows, error, along, find, apart, shift)
         if problem.is_mean and roundings.scores is not None:
             unmoved = _find_unmoved(read.head(index), i, roundings.scores, rows.lse)[:, None]
             if unmoved.any():
@@ -290,13 +304,13 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
                 if joint:
                     exact = roundings._replace(scores=None)
                     find = partial(find_covariance, read, index, exact, i, others, along)
-                    other = _Law.of(others, error, along, find)
+                    other = _Law.of(others, error, along, find, apart)
                     still_law = still_law.where(unmoved[:, 0], other)
         if joint and roundings.maximum:  # of its derivative less may be left, as if D cancelled it
             exact = roundings._replace(maximum=False, delta_of_out=False)
             others = read.analyse(index, exact, i)
             find = partial(find_covariance, read, index, exact, i, others, along)
-            still_law = _Law.of(others, error, along, find)
+            still_law = _Law.of(others, error, along, find, apart)
         tested = np.square(np.where(known, subtract_rounding(error, rows) / rows.worst, math.nan))
         tested = np.where(within, _mean(tested), math.inf)
         if numbers.lse is not None and problem.is_mean:
@@ -305,7 +319,7 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
         most = np.maximum(_mean(np.where(known, np.square(rows.worst / rows.std), 0.0)), WORST**2)
         usual = best = np.zeros(0)
         if joint:
-            usual = law.log_likelihood(1.0, 1.0, 1.0)
+            usual = usual_law.log_likelihood(1.0, 1.0, 1.0)
             best = np.fmax(law.best(shares, least, most), still_law.best(shares, still[2], most))
         part = (
             bool(np.all(within)),

@@ -238,10 +238,12 @@ def flash(
     weights=None,
     out=None,
     sink_first=True,
+    lag=-1.0,
 ):
     """Tiles of keys with a running maximum; weights are rounded, their sum is of those before.
 
-    The maximum may start from the sink, or the sink may be added to the sum at the end.
+    The maximum may start from the sink, or the sink may be added to the sum at the end. It may stay
+    as it is where a tile has scores that are larger by so many powers of 2 at most.
     """
     to = FORMATS[weights or dtype]
     s, v = scores32(case), case.v.astype(f32)
@@ -254,6 +256,8 @@ def flash(
     for j in range(0, m, tile):
         part = s[:, j : j + tile]
         new = np.maximum(top, part.max(-1, keepdims=True))
+        with np.errstate(invalid="ignore"):  # of nothing that was seen
+            new = np.where((new - top) * f32(log2e) <= lag, top, new)
         safe = np.where(np.isfinite(new), new, f32(0)).astype(f32)
         if base2:
             c = f32(log2e)

@@ -146,7 +146,8 @@ def row(case, kernel, i):
         if (to := kernel.weights) is not None:
             if kernel.normalised:
                 x.rounded = uniform(step(to, x.p))
-            elif x.gap < 0:  # over the largest; a running maximum may have been another
+            elif x.gap < 0 or (kernel.exp > 32 and total >= 1 + 2.0**-8):
+                # Over the largest; a running maximum may have been another, or lag by 2^8.
                 x.rounded = uniform(step(to, x.weight) * whole)
                 widest = max(step(to, x.weight) * whole, 2 * to.unit * x.p)
                 x.wider = uniform(widest) - x.rounded

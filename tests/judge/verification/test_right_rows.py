@@ -101,6 +101,10 @@ def list_files():
     both = [(x, y) for x in (*rounded.KERNELS, *rounded.BACKWARD) for y in (*NARROW, "float32")]
     both = [(x, y) for x, y in both if y in rounded.DTYPES.get(x, NARROW)]
     yield from ((x, y, partial(outputs, y, x)) for x, y in both if x in rounded.KERNELS)
+    lagging = partial(rounded.flash, base2=True, fast=2.0**-14, lag=8.0)
+    yield from (
+        ("flash-fast", f"{x} of a maximum that lags", partial(outputs, x, lagging)) for x in NARROW
+    )
     backward = [(x, y) for x, y in both if x in rounded.BACKWARD]
     yield from ((x, f"{y} gradients", partial(gradients, y, x)) for x, y in backward)
     for name, dtype in backward:
