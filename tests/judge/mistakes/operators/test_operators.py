@@ -257,8 +257,8 @@ CASES = {
         lambda: by_sums(1, np.where((HEAD == 1) & (J % 32 < 16), np.exp(Q[..., :1]), 1)),
         "weights of keys 16 to 31 of each 32, over those of the others, are multiplied by a "),
     "stale weights": (stale, "values of keys 32 to 63 meet the weights of the 32 keys before"),
-    "exchanged blocks": (exchanged, "in head 0, queries 8 to 95 whose index % 16 is 8 to 15, "
-        "columns 0 to 7 hold the numbers 8 queries before and 8 columns later; queries 0 to 87"),
+    "exchanged blocks": (exchanged, "in head 0, columns 0 to 7 of queries 8 to 95 whose index % "
+        "16 is 8 to 15 hold the numbers of columns 8 to 15 of queries 0 to 87 whose index"),
     "rows not written": (unwritten, "keys 20 to 24 are left out, and queries 20 to 24 are 0"),
     "overlapping rows": (padded_rows, "q . k also sums the first 8 channels of the next token"),
     "axes": (across, "attention runs over the heads of the same token"),
