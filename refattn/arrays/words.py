@@ -74,6 +74,17 @@ def one_word(text: str) -> str:
     return re.sub("[\t\n]", lambda match: _escape(match.group()), printable(text))
 
 
+def name_some(names: Iterable[str], most: int = 20) -> str:
+    """Join names in order, the first of them if there are many.
+
+    >>> name_some("dcba", 3)
+    'a, b, c and 1 more'
+    """
+    ordered = sorted(names)
+    more = len(ordered) - most
+    return ", ".join(ordered[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
 def _show_character(character: str) -> str:
     seen = character.isprintable() and not _UNSEEN.match(character)
     return character if seen or category(character) == "Zs" else _escape(character)

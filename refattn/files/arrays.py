@@ -11,7 +11,7 @@ import numpy as np
 
 from ..arrays import checks, qkv
 from ..arrays.library import Floats
-from ..arrays.words import one_word, said
+from ..arrays.words import name_some, one_word, said
 from . import contents, safetensors
 from . import sample as files_sample
 
@@ -134,5 +134,5 @@ def must_hold(path: Path, there: Collection[str], required: str) -> None:
     missing = [name for name in required if name not in there]
     if missing:
         names = f"{', '.join(required[:-1])} and {required[-1]}"
-        has = f"no {' and no '.join(missing)}" + (f", but {', '.join(sorted(there))}" * bool(there))
+        has = f"no {' and no '.join(missing)}" + (f", but {name_some(there)}" * bool(there))
         raise ValueError(f"FILE must hold arrays {names}: {str(path)!r} has {has}.")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ...arrays.tables import Column, Table
-from ...arrays.words import portable, printable, to_json
+from ...arrays.words import name_some, portable, printable, to_json
 from ...files.tensors import Tensors
 from ...judge.rounding.formats import FORMATS
 from ...judge.rounding.problems import Problem
@@ -36,7 +36,7 @@ class Verified(NamedTuple):
         elif "lse" in shapes and self.parts["out"].numbers.lse is None:
             yield f"lse is not judged for {self.problem.called}"
         if self.tensors.others:
-            yield f"not read: {', '.join(self.tensors.others)}"
+            yield f"not read: {name_some(self.tensors.others)}"
 
     def list_unscaled(self) -> list[str]:
         """List arrays of 8 bits without a scale."""
@@ -54,7 +54,7 @@ def print_verdict(verified: Verified, after: bool, verbose: bool, page: Page) ->
         page.say(printable(line))
     page.report(printable(verified.verdict.write(verbose)))
     if verified.verdict.verdict == "FAIL" and verified.tensors.others:
-        others = ", ".join(verified.tensors.others)
+        others = name_some(verified.tensors.others)
         page.say(printable(f"  {others}: not read; if the kernel used it, that may be the cause"))
     bare = verified.list_unscaled()
     if verified.verdict.verdict == "FAIL" and bare:

@@ -75,12 +75,14 @@ def settle_part(name: str, part: Part, verdict: Verdict) -> Verdict:
     if name == MERGE:
         blind = tuple(x for x in verdict.blind if "scale" not in x)  # products are all 0
         verdict = verdict.renamed("the bias", "lse of the parts")._replace(blind=blind)
+    if verdict.verdict != "UNDERPOWERED":
+        return verdict
     masks = (part.problem.read(index)["mask"] for index in np.ndindex(part.problem.lead))
     most = max((int(np.max(np.sum(x, -1), initial=0)) for x in masks), default=0)
-    if verdict.verdict == "UNDERPOWERED" and most < 2:  # any mean of one value is right
-        words = "no query sees more than one key" if most else "the part has no key"
-        return verdict._replace(verdict="PASS", blind=(), remarks=[words])
-    return verdict
+    words = "no query sees more than one key" if most else "the part has no key"
+    # Any mean of one value is right.
+    passed = verdict._replace(verdict="PASS", blind=(), remarks=[words])
+    return passed if most < 2 else verdict
 
 
 def _pose_merge(

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ...arrays import checks, qkv
 from ...arrays.library import Doubles
 from ...arrays.stored import NARROW, ONE_STRAY
+from ...arrays.words import name_some
 from ...engine.scores import Band
 from ...features import elu_features
 from ...files.tensors import Tensors
@@ -265,7 +266,7 @@ def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
         there = {*tensors.shapes, *tensors.others}
         raise ValueError(
             f"`out`, `dq`, `dk` or `dv` must be in FILE, to be judged: "
-            f"{str(tensors.path)!r} has only {', '.join(sorted(there))}."
+            f"{str(tensors.path)!r} has only {name_some(there)}."
         )
     if {"out", "lse"} <= {*tensors.shapes} and problem.kind == "scores":
         names.append("lse")

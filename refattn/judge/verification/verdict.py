@@ -472,7 +472,7 @@ def _name_stronger(verdict: Verdict) -> str:
         return "values that differ from key to key"
     if any(x.endswith(SAME_KEYS) for x in verdict.blind):
         return "keys that differ"
-    return "larger q or k, or numbers with more digits"
+    return "q and k with scores between 1 and 10, or numbers with more digits"
 
 
 def _say_what_is_missing(verdict: Verdict, one: str) -> str:

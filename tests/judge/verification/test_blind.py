@@ -31,7 +31,7 @@ def test_the_mean_of_values_where_scores_are_small():
     assert found.verdict == "UNDERPOWERED"
     assert found.blind == ("mean of v", "half the scale")
     assert "UNDERPOWERED: mean of v would also pass" in str(found)
-    words = "on these inputs mean of v and half the scale would also pass: use larger q or k"
+    words = "on these inputs mean of v and half the scale would also pass: use q and k with scores"
     assert words in str(found)
 
 
@@ -42,7 +42,7 @@ def test_the_mean_of_values_is_right_where_keys_are_the_same(size):
     found = judged(q, size * k[:, :1].repeat(k.shape[1], 1), v)
     assert found.verdict == ("PASS" if size else "UNDERPOWERED")
     assert ("mean of v (the right result here: all keys are the same)" in found.blind) == bool(size)
-    assert f"also pass: use {'keys that differ' if size else 'larger q or k'}" in str(found)
+    assert f"also pass: use {'keys that differ' if size else 'q and k with scores'}" in str(found)
 
 
 def test_zeros_where_values_are_0():

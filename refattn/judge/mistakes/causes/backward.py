@@ -396,33 +396,41 @@ class Backward:
         return np.asarray(total)
 
     def list_counted(self) -> Iterator[Candidate]:
-        """List backward passes in which tiles of keys count otherwise in dq, by its wrong rows."""
-        if "dq" not in self.failed:
-            return
-        forward, sample = self.gradients["dq"].forward, self.samples["dq"]
-        m = forward.shape[1]
+        """List passes in which tiles of keys count otherwise in dq, or of queries in dk and dv."""
+        for of in sorted(self.failed, key=lambda x: x != "dq"):
+            forward, rows = self.gradients[of].forward, self.parts[of].problem.rows
+            n, m, d = forward.shape
+            # Beside a head without wrong rows, tiles that are wrong in every other are found, too.
+            length = find_tiles(np.pad(self.samples[of].wrong, ((0, 1), (0, 0))))
+            turned = forward if of == "dq" else forward._replace(shape=(m, n, d))
+            columns = partial(self._sum_by_tiles, of)
+            found = count_tiles(turned, self.list_wrong(of), columns, length)
+            if found is None or len({c for x in found.counts.values() for c in x.tolist()}) == 1:
+                continue  # a factor is no count
+            found = found._replace(rows=rows)
+            text = f"in the backward pass {found.describe(forward)}"
+            if of == "dq" and m % found.size == 0 and (read := found.pair()):
+                yield Candidate(text, answer=partial(self._read_tiles, read, found))
+            heads = self.gradients[of].heads
+            every = {(y, at): c for (x, at), c in found.counts.items() for y in heads[x]}
+            bias = found._replace(counts=every).add
+            self.forward.append(Alternative(text, forward, bias=bias))
+            yield Candidate(text, len(self.forward) - 1)
 
-        def columns(x: Sampled, size: int) -> Doubles:
-            back, kept = self.keep("dq", x.rows.at)
-            i = x.rows.queries
-            some = Kept(*(y[i] for y in kept))
-            tiles = []
-            for j in blocks(0, back.head.keys, size):
-                head = Alternative("", forward).head(Rows(x.rows.at, i, np.arange(j.start, j.stop)))
-                tiles.append(compute_gradient(BackwardHead(head, back.d_out[i], None), some, "dq"))
-            sums = np.stack([*tiles, -x.got], -1)
-            return divide(sums, (sample.unit * row_sizes(np.sum(sums[..., :-1], -1)))[..., None])
-
-        # Beside a head without wrong rows, tiles that are wrong in every other are found as well.
-        length = find_tiles(np.pad(sample.wrong, ((0, 1), (0, 0))))
-        found = count_tiles(forward, self.list_wrong("dq"), columns, length)
-        if found is None:
-            return
-        text = f"in the backward pass {found.describe(forward)}"
-        if m % found.size == 0 and (read := found.pair()):
-            yield Candidate(text, answer=partial(self._read_tiles, read, found))
-        self.forward.append(Alternative(text, forward, bias=found.add))
-        yield Candidate(text, len(self.forward) - 1)
+    def _sum_by_tiles(self, of: str, x: Sampled, size: int) -> Doubles:
+        """Sum over tiles of keys, or of queries, what each adds to rows, which are the last."""
+        gradient, sums = self.gradients[of], [-x.got]
+        shape, plain = gradient.forward.shape, Alternative("", gradient.forward)
+        for tile in blocks(0, shape[of == "dq"], size):
+            some, total = np.arange(tile.start, tile.stop), np.zeros_like(x.got)
+            i, j = (x.rows.queries, some) if of == "dq" else (some, x.rows.queries)
+            for head in gradient.heads[x.rows.at]:
+                back, kept = self.keep(of, head)
+                again = BackwardHead(plain.head(Rows(head, i, j)), back.d_out[i], None)
+                total = total + compute_gradient(again, Kept(*(y[i] for y in kept)), of)
+            sums.insert(-1, total)
+        size_of = self.samples[of].unit * row_sizes(np.sum(sums[:-1], 0))
+        return np.asarray(divide(np.stack(sums, -1), size_of[..., None]))
 
     def _read_tiles(
         self,

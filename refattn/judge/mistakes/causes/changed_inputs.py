@@ -31,6 +31,7 @@ _NARROW = {  # what is done to inputs
     "cut to float8_e4m3fn, not rounded,": "float8_e4m3fn",
     "cut to float8_e5m2, not rounded,": "float8_e5m2",
 }
+_TO_LARGEST = {"row": -1, "head": None}  # of which axis the largest number is
 _FORMS_OF_NORM = {"norms": 0, "root mean squares": -1}  # which of the forms of a norm
 
 # Columns of a scale, in blocks of a size, and of numbers of which two are in a byte.
@@ -143,6 +144,14 @@ def list_narrow(problem: Problem) -> Iterator[Alternative]:
             for x in arrays:
                 rounded = rounded.replaced(x, partial(_round, to))
             yield Alternative(f"{words} are {name} first", rounded)
+        in_8_bits = ("qk", *"qkv") if to.has_8_bits and not to.truncated else ()
+        for (of, axis), arrays in product(_TO_LARGEST.items(), in_8_bits):
+            rounded = problem
+            for x in arrays:
+                rounded = rounded.replaced(x, partial(_round_scaled, to, axis))
+            words = " and ".join(_CALLED[x] for x in arrays)
+            text = f"{words}, scaled by the largest number of each {of}, are {name} first"
+            yield Alternative(text, rounded)
         # The scale, and log2(e) for exponentials to base 2, may be multiplied into q or k
         # beforehand.
         for (words, factor), x in product(scales.items(), "qk" if not to.has_8_bits else ""):
@@ -224,3 +233,9 @@ def _rotate_columns(
 def _compute_turns(n: int, d: int, start: int, base: float) -> npt.NDArray[np.complex128]:
     angles = (start + np.arange(n))[:, None] * base ** (-np.arange(0, d, 2) / d)
     return np.asarray(np.exp(1j * angles))
+
+
+def _round_scaled(to: Format, axis: int | None, _: Index, x: Any) -> Any:
+    """Round numbers so that the largest is the largest of a type."""
+    unit = np.max(np.abs(x), axis, initial=0, keepdims=True) / to.largest
+    return to.round(x / np.where(unit > 0, unit, 1)) * unit

@@ -1,12 +1,12 @@
-"""Causes that are fitted to wrong rows: keys that count several times, rows of others, dropout."""
+"""Causes that are fitted to wrong rows: keys that count several times, dropout."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,28 +16,17 @@ from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
-from ...rounding.profiles import Profile
-from ...rounding.roundings import Roundings
-from ...verification.findings import Numbers, Suspect, name_span
+from ...verification.findings import Suspect, name_span
 from .sampled import Alternative, Place, Result, attend
 from .slips import TILE_SIZES, score_all, weigh_keys
-from .suspects import as_suspect
-from .wrong_rows import FAR, Sample, Sampled, divide, finite, rate_rows, row_sizes, thin
+from .wrong_rows import Sample, Sampled, divide, finite, row_sizes, thin
 
 _MOST_TILES, _SOME_ROWS = 64, 32  # of keys; and rows of a tile, at most, to which counts are fitted
 _MOST_COUNT, _OFF_COUNT = 16, 0.2  # how often a tile may count, and how far a fit may be off
 _SEEN, _LEFT = 3.0, 4.0  # root mean square of z that shows a tile, and that a fit may leave
 _NO_REST = 1e-6  # the same of what is no tile, if there is no such
-_POOL, _HEADS = 2**24, 4  # pairs of rows that are compared, and wrong heads, at most
-_FEWEST, _NEAR_ONE = 4, 0.01  # rows that hold others, at least; factor that is none
-_MATCHED, _PART = 0.9, 0.3  # shares of wrong rows that hold others: of all, and of a part
 _HALF, _SURE, _LEAST_ERROR = 0.5, 0.2, 2e-3  # of a weight: lost or not; how sure, at most
 _SUREST = 0.12  # the same, of the surest
-_BLOCK_COLUMNS, _MOST_BLOCKS, _MOVES_NAMED = (
-    8,
-    2**12,
-    4,
-)  # columns that move together, and blocks, at most
 _LEAST_FACTOR = 1.01  # of weights that are kept
 _OF_NO_WEIGHTS = 2.0**60  # times the largest value: an error that no factor of weights makes
 _MORE_LIKELY = 40.0  # twice the log of likelihoods, that two factors are than normal ones
@@ -51,17 +40,24 @@ Columns = Callable[[Sampled, int], Doubles]  # rows and size of a tile: (rows, c
 
 
 class Tiles(NamedTuple):
-    """How often tiles of keys count, by head and tile of rows: these are of some lengths."""
+    """How often tiles of keys count, by head and tile of rows: these are of some lengths.
+
+    Or, of rows of keys, how often tiles of queries count.
+    """
 
     counts: Mapping[tuple[Index, int], npt.NDArray[np.int64]]
     length: int
     size: int
+    rows: str = "queries"
 
     def add(self, x: Place, index: Index, bias: Doubles | None) -> Doubles:
         """Add the logarithm of counts to scores."""
-        ones = np.ones(-(-x.m // self.size))
-        times = [self.counts.get((index, at), ones) for at in (x.i[:, 0] // self.length).tolist()]
-        more = np.log(np.maximum(np.stack(times)[:, x.j // self.size], 1e-300))
+        of_keys = self.rows == "keys"
+        rows, places = (x.j, x.i[:, 0]) if of_keys else (x.i[:, 0], x.j)
+        ones = np.ones(np.max(places, initial=0) // self.size + 1)
+        times = [self.counts.get((index, at), ones) for at in (rows // self.length).tolist()]
+        more = np.log(np.maximum(np.stack(times)[:, places // self.size], 1e-300))
+        more = more.T if of_keys else more
         return np.asarray(more if bias is None else bias + more)
 
     def pair(self) -> dict[tuple[Index, int], Sequence[int]]:
@@ -78,7 +74,7 @@ class Tiles(NamedTuple):
 
     def describe(self, problem: Problem) -> str:
         """Say which tiles are lost, and which count too often."""
-        return _describe_counts(problem, self.counts, self.length, self.size)
+        return _describe_counts(problem, self)
 
 
 def count_tiles(
@@ -153,31 +149,33 @@ def _count(columns: Doubles) -> npt.NDArray[np.int64] | None:
     return None
 
 
-def _describe_counts(
-    problem: Problem, counts: Mapping[tuple[Index, int], Any], length: int, size: int
-) -> str:
-    n, m, _ = problem.shape
+def _describe_counts(problem: Problem, x: Tiles) -> str:
+    rows, called = ("queries", "keys") if x.rows == "queries" else ("keys", "queries")
+    (n, m), counts = problem.shape[:2] if rows == "queries" else problem.shape[1::-1], x.counts
     (index, at), first = next(iter(counts.items()))
 
     def spans(times: int) -> str:
         tiles = np.split(np.arange(len(first)), np.flatnonzero(np.diff(first)) + 1)
-        some = (x * size for x in tiles if first[x[0]] == times)
-        return " and ".join(f"{x[0]} to {min(x[-1] + size, m) - 1}" for x in some)
+        some = (y * x.size for y in tiles if first[y[0]] == times)
+        return " and ".join(f"{y[0]} to {min(y[-1] + x.size, m) - 1}" for y in some)
 
-    words = [f"keys {spans(x)} {y}" for x, y in _TIMES.items() if x in first]
+    words = [f"{called} {spans(y)} {z}" for y, z in _TIMES.items() if y in first]
     text = ", ".join(words)
     if 0 in first and np.sum(first) == len(first):
         # As many tiles are lost as others count too often.
         text += " (used instead)"
-    if all(np.array_equal(x, first) for x in counts.values()) and length == n:
+    alike = all(np.array_equal(y, first) for y in counts.values())
+    if alike and x.length == n:
         return text
-    queries = name_span("queries", np.arange(n)[at * length :][:length])
-    rows = f"{queries} of head {place(index)}"
-    kind = "heads" if length == n else "tiles of rows"
-    more = f" (and keys in {len(counts) - 1} more {kind})" if len(counts) > 1 else ""
-    least, most = (f({c for x in counts.values() for c in x.tolist()}) for f in (min, max))
+    where = name_span(rows, np.arange(n)[at * x.length :][: x.length])
+    if alike and {*counts} == {(y, at) for y, _ in counts} and len(counts) > 1:
+        return f"{text} for {where}"
+    kind = "heads" if x.length == n else "tiles of rows"
+    more = f" (and {called} in {len(counts) - 1} more {kind})" if len(counts) > 1 else ""
+    least, most = (f({c for y in counts.values() for c in y.tolist()}) for f in (min, max))
     what = " or ".join(["are lost"] * (least == 0) + ["count more than once"] * (most > 1))
-    return f"tiles of {size} keys {what}: for {rows}, {text}{more}"
+    rows = f"{where} of head {place(index)}"
+    return f"tiles of {x.size} {called} {what}: for {rows}, {text}{more}"
 
 
 def list_wrong_tiles(problem: Problem) -> Iterator[Alternative]:
@@ -213,142 +211,6 @@ def sum_by_tiles(problem: Problem, unit: float, x: Sampled, size: int) -> Double
     rest = (np.sum(share, -1) - 1)[:, None] * x.got  # of the sink
     both = np.concatenate([tiles, rest[..., None]], -1)
     return np.asarray(divide(both, (unit * row_sizes(x.got))[..., None]))
-
-
-def name_copies(
-    problem: Problem, numbers: Numbers, sample: Sample, profile: Profile, dtype: str
-) -> list[Suspect]:
-    """Name rows of the result, or columns, that hold what belongs to others."""
-    wrong, roundings = np.flatnonzero(sample.wrong.any(1)), profile.roundings(dtype)
-    pools = [_compute_heads(problem, roundings, "head", wrong[:_HEADS])]
-    if problem.gradient is not None and problem.shares_keys:  # before these are added
-        heads = {x: [x] for x in np.ndindex(problem.gradient.forward.lead)}
-        each = problem.gradient._replace(heads=heads).problem(problem.gradient.forward.lead)
-        # Rows may hold what belongs to one query head of several that are summed.
-        pools.append(_compute_heads(each, roundings, "query head", ()))
-    columns = np.flatnonzero(sample.columns)
-    found = []
-    for at in wrong[:_HEADS].tolist():
-        name = f"head {place(problem.index_of(at))}"
-        got, rows = numbers.out(problem.index_of(at)), np.flatnonzero(sample.wrong[at])
-        searches = [(problem.rows, got, rows, x) for x in pools]
-        own = {x: y.T for x, y in pools[0].items() if x == name}
-        searches.append(("columns", got.T, columns, own))
-        held = (_describe_copies(x[0], name, *_match(name, *x[1:], sample.unit)) for x in searches)
-        best = max(zip(held, searches, strict=True), key=lambda x: x[0][0])
-        (count, text), (_, _, some, _) = best
-        if count >= max(_FEWEST, _PART * len(some)):
-            found.append((count / len(some), text))
-    if not found:
-        return []
-    share, text = found[0]
-    looked = min(len(wrong), _HEADS)
-    others = f" (and likewise in {len(found) - 1} more of the {looked} heads searched)"
-    more = others if found[1:] else ""
-    start = "agrees if" if share >= _MATCHED else "agrees in part if"
-    name = "convention" if share >= _MATCHED else "seen"
-    return [Suspect(name, math.nan, math.nan, math.nan, share, f"{start} {text}{more}")]
-
-
-def _compute_heads(
-    problem: Problem, roundings: Roundings, called: str, few: Iterable[Any]
-) -> dict[str, Doubles]:
-    """Compute the exact results of all heads by name; of few, or none, where they are large."""
-    n, m, _ = problem.shape
-    for heads in ([*range(math.prod(problem.lead))], [*few], []):
-        if len(heads) * n * max(n, m) <= _POOL:
-            break
-    indices = map(problem.index_of, heads)
-    return {f"{called} {place(x)}": problem.exact(x, roundings, slice(0, n)) for x in indices}
-
-
-def _match(
-    name: str, got: Doubles, rows: npt.NDArray[np.int64], pool: Mapping[str, Doubles], unit: float
-) -> tuple[dict[str, Any], list[int], float]:
-    """Find rows of a head that hold others, times a number: by name (rows, theirs); and empty ones.
-
-    The head itself has these rows elsewhere.
-    """
-    held = got[rows]
-    empty = rows[~np.any(held, -1)].tolist()
-    rows, held = rows[np.any(held, -1)], held[np.any(held, -1)]
-    if not pool or not len(rows) or not np.all(np.isfinite(held)):
-        return {}, empty, 1.0
-    theirs = np.concatenate([*pool.values()])
-    sizes = np.maximum(np.linalg.norm(theirs, axis=-1), 1e-300)
-    nearest = np.argmax(held @ theirs.T / sizes, -1)
-    found = theirs[nearest]
-    factors = np.sum(held * found, -1) / np.square(sizes[nearest])
-    factor = float(np.median(factors))
-    near = rate_rows(held, factor * found, unit) < FAR
-    length, names = len(next(iter(pool.values()))), [*pool]
-    by_name: dict[str, Any] = {}
-    for x, y in zip(rows[near].tolist(), nearest[near].tolist(), strict=True):
-        if (names[y // length], y % length) != (name, x):
-            by_name.setdefault(names[y // length], []).append((x, y % length))
-    return by_name, empty, factor
-
-
-def _describe_copies(
-    what: str, name: str, by_name: Mapping[str, Any], empty: Sequence[int], factor: float
-) -> tuple[int, str]:
-    """Say what rows hold, and of how many that is known."""
-    words, count = [], 0
-    for source, pairs in sorted(by_name.items(), key=lambda x: -len(x[1])):
-        to, of = (np.unique(x) for x in zip(*pairs, strict=True))
-        whose = "" if source == name else f" of {source}"
-        first = ""
-        if moved := [x for x in pairs if x[0] != x[1] and np.array_equal(to, of)]:
-            one, other = (name_span(what, np.array([x])) for x in moved[0])
-            first = f" in another order ({one} holds those of {other})"
-        source = f"{name_span(what, of)}{whose}{first}"
-        words.append(f"{name_span(what, to)} hold{'s' * (len(to) == 1)} the numbers of {source}")
-        count += len(pairs)
-    times = "" if abs(factor - 1) < _NEAR_ONE else f", times {factor:.3g}"
-    zero = f", and {len(empty)} {what} are 0" if empty and words else ""
-    return (count + len(empty)) * bool(words), f"in {name}, {', '.join(words[:2])}{times}{zero}"
-
-
-def name_moved_blocks(
-    problem: Problem, numbers: Numbers, sample: Sample, profile: Profile, dtype: str
-) -> list[Suspect]:
-    """Name blocks of a head's result that hold what belongs elsewhere, in other columns or rows."""
-    n, _, columns = problem.shape
-    if (
-        columns % _BLOCK_COLUMNS
-        or not _BLOCK_COLUMNS < columns <= _MOST_BLOCKS * _BLOCK_COLUMNS // n
-    ):
-        return []
-    roundings, found = profile.roundings(dtype), []
-    for at in map(problem.index_of, np.flatnonzero(sample.wrong.any(1))[:_HEADS].tolist()):
-        exact = problem.exact(at, roundings, slice(0, n)).reshape(-1, _BLOCK_COLUMNS)
-        got, name = numbers.out(at).reshape(-1, _BLOCK_COLUMNS), f"head {place(at)}"
-        wrong = np.flatnonzero(rate_rows(got, exact, sample.unit) > FAR)
-        pairs = _match(name, got, wrong, {name: exact}, sample.unit)[0].get(name, [])
-        if len(pairs) < _MATCHED * max(len(wrong), 1):
-            return []
-        here, there = (
-            np.stack(np.divmod(x, columns // _BLOCK_COLUMNS), -1) for x in np.transpose(pairs)
-        )
-        moves = np.unique(there - here, axis=0)
-        words = [
-            _describe_move(problem.rows, here[np.all(there - here == x, -1)], x) for x in moves
-        ]
-        more = " and so on" * (len(words) > _MOVES_NAMED)
-        found.append(f"in {name}, {'; '.join(words[:_MOVES_NAMED])}{more}")
-    if not found:
-        return []
-    more = f" (and likewise in {len(found) - 1} more heads)" if found[1:] else ""
-    return [as_suspect(f"agrees if {found[0]}{more}")]
-
-
-def _describe_move(what: str, here: npt.NDArray[np.int64], move: npt.NDArray[np.int64]) -> str:
-    """Say which blocks, by row and number in it, hold the numbers of so many rows later."""
-    columns = np.unique(here[:, 1])[:, None] * _BLOCK_COLUMNS + np.arange(_BLOCK_COLUMNS)
-    places = f"{name_span(what, np.unique(here[:, 0]))}, {name_span('columns', columns.ravel())}"
-    steps = zip((move * (1, _BLOCK_COLUMNS)).tolist(), (what, "columns"), strict=True)
-    by = (f"{abs(c)} {x} {'later' if c > 0 else 'before'}" for c, x in steps if c)
-    return f"{places} hold the numbers {' and '.join(by)}"
 
 
 def name_dropout(problem: Problem, sample: Sample) -> list[Suspect]:

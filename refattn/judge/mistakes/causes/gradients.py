@@ -18,8 +18,9 @@ from ...rounding.problems import Index
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ...verification.empty_rows import find_unseen
-from ...verification.findings import ONLY_IN, Part, Suspect, describe_span
+from ...verification.findings import ONLY_IN, Part, Suspect
 from ..defects.catalogue import Mutant
+from ..operators.groups import list_regrouped, list_weighed
 from ..operators.intervals import find_interval
 from ..operators.maps import write_shift
 from ..operators.tiles import describe_keys
@@ -30,9 +31,7 @@ from .backward import (
     Candidate,
     Kept,
     OfHead,
-    Shares,
     compute_gradient,
-    count_once,
     factor_gradient,
     list_candidates,
     raise_lse,
@@ -43,7 +42,7 @@ from .backward import (
 from .edited import EditedHeads, as_clause, known_rows
 from .places import list_places
 from .sampled import Alternative, Rows
-from .slips import name_keys
+from .slips import name_keys, score_all
 from .suspects import as_suspect, say_what_is_left
 from .wrong_rows import (
     Comparison,
@@ -60,8 +59,8 @@ _SQUARE, _SHARE, _LIKE = 9.0, 0.95, 0.8  # of z, at most; of the error, and of t
 _CANCELLED, _SURE = 2500.0, 0.9995  # the same where terms may cancel
 _FEW_ROWS, _FEW_SHARE = 8, 0.5  # by which candidates are left out: share of their error
 _PAIRS = 2**21  # of queries and keys of a head, at most, for new log normalisers
-_FITTED_ROWS, _FEWEST_ROWS = 16, 8  # of a head, at most and at least, to which numbers are fitted
-_GROUPS, _MOST_TIMES, _OFF_TIMES = 16, 4, 0.05  # query heads; times that one counts, and how near
+_FEWEST_ROWS = 8  # of a head, to which numbers are fitted
+_OFF_TIMES = 0.05  # of the size of a vector, that another is off
 _PADS = (16, 32, 64, 128)  # to which queries may be padded
 _SOLVED, _FEWEST_MOVED = 64, 8  # rows, at most and at least, of which numbers are computed
 _MOVED, _NEAR_MOVED = 0.9, 6.0  # share of them that are moved, and how near
@@ -156,7 +155,7 @@ def _is_near(x: Comparison) -> bool:
 
 def _name(found: Sequence[Held], back: Backward) -> dict[str, list[Suspect]]:
     """Name what holds for all parts, or for as many as there are."""
-    order = sorted(found, key=lambda x: (not x.everywhere, -len(x.parts), x.local, round(x.off, 0)))
+    order = sorted(found, key=_rank_held)
     named: dict[str, list[Suspect]] = {}
     for of in back.failed:
         for x in [x for x in order if of in x.parts][:1]:
@@ -168,6 +167,12 @@ def _name(found: Sequence[Held], back: Backward) -> dict[str, list[Suspect]]:
             suspect = as_suspect(f"agrees if {x.candidate.text}{words}")
             named[of] = [say_what_is_left(suspect, *back.find_left(x.candidate, of))]
     return named
+
+
+def _rank_held(x: Held) -> tuple[Any, ...]:
+    """Put plain causes first; another problem that holds in some rows is less plain than a loss."""
+    other = x.local and x.candidate.number >= 0
+    return not x.everywhere, -len(x.parts), x.local, round(x.off, 0), other
 
 
 def list_edited_backward(
@@ -263,81 +268,6 @@ def _list_lost(back: Backward) -> Iterator[Candidate]:
 _QUERIES_COUNT = {"are left out": -1.0, "count twice": 1.0}
 
 
-def _list_weighed(back: Backward) -> Iterator[Candidate]:
-    """List gradients in which other query heads than those of a key head count, and how often."""
-    for of in (x for x in ("dv", "dk") if x in back.failed):
-        heads = back.gradients[of].heads
-        if max(map(len, heads.values()), default=1) == 1:
-            return
-        some = [x.take(thin(np.arange(len(x.got)), _FITTED_ROWS)) for x in back.list_wrong(of)]
-        fitted = {x.rows.at: _fit_times(back, of, x) for x in some}
-        counts = {at: x for at, x in fitted.items() if x is not None}
-        if len(counts) < len(fitted):
-            return
-        if counts:
-            by_first = {heads[at][0]: [*x.items()] for at, x in counts.items()}
-            share_by = partial(_share_by, by_first)
-            yield Candidate(_describe_weights(heads, counts), share=share_by)
-            return
-
-
-def _share_by(weights: Mapping[Index, Shares], heads: Sequence[Index]) -> Shares:
-    return weights.get(heads[0], count_once(heads))
-
-
-def _fit_times(back: Backward, of: str, x: Sampled) -> dict[Index, int] | None:
-    """Fit how often each query head of a batch member counts in a sum over some; 0 is left out."""
-    own = back.gradients[of].heads[x.rows.at]
-    forward = back.gradients[of].forward
-    heads, (n, m, _) = forward.lead[-1], forward.shape
-    few = heads <= _GROUPS and heads * n * m <= _READ_PAIRS
-    every = [(*own[0][:-1], h) for h in range(heads)] if few else own
-
-    def alone(head: Index) -> Doubles:
-        one = Candidate("", share=lambda _: [(head, 1.0)])
-        return back.predict(one, of, x.rows.at, x.rows.queries)
-
-    size = back.samples[of].unit * row_sizes(x.got)
-    # What each head would give alone, in units of roundings.
-    columns = np.stack([(alone(y) / size).ravel() for y in every], -1)
-    with np.errstate(all="ignore"):
-        got = (x.got / size).ravel()
-    if not np.all(np.isfinite(columns)) or not np.all(np.isfinite(got)):
-        return None
-    fitted = np.linalg.lstsq(columns, got, rcond=None)[0]
-    # Heads count a whole number of times.
-    counts = np.rint(fitted)
-    left = got - columns @ counts
-    if np.max(np.abs(fitted - counts)) > _OFF_TIMES or np.mean(left * left) > _SQUARE:
-        return None
-    if np.any((counts < 0) | (counts > _MOST_TIMES)):
-        return None
-    return {y: int(c) for y, c in zip(every, counts, strict=True) if c}
-
-
-def _describe_weights(
-    heads: Mapping[Index, Sequence[Index]], counts: Mapping[Index, Mapping[Index, int]]
-) -> str:
-    """Say which query heads count, by their place in each group if that is the same in all."""
-    within = [[x.get(y, 0) for y in heads[at]] for at, x in counts.items()]
-    alone = all({*x} <= {*heads[at]} for at, x in counts.items())
-    if alone and all(x == within[0] for x in within):
-        count = len(within[0])
-        places = {c: np.flatnonzero(np.equal(within[0], c)) for c in _COUNT_AS}
-        words = []
-        for c, these in places.items():
-            if 0 < len(these) < count:
-                which = describe_span(these).replace(" and ", " or ")
-                words.append(f"query heads h with h % {count} = {which} {_COUNT_AS[c]}")
-            elif len(these):
-                words.append(f"all query heads {_COUNT_AS[c]}")
-        return " and ".join(words)
-    at, first = next(iter(counts.items()))
-    more = f" (and {len(counts) - 1} more key heads are wrong)" if len(counts) > 1 else ""
-    which = ", ".join(place(x) + f" ({c} times)" * (c > 1) for x, c in first.items()) or "none"
-    return f"the gradient of key head {place(at)} sums query heads {which}{more}"
-
-
 def _list_added_rows(back: Backward) -> Iterator[Candidate]:
     """List gradients to whose rows, in each head, one and the same vector is added."""
     for of in back.failed:
@@ -398,7 +328,6 @@ _STRIDES: Mapping[str, Callable[[Doubles], Doubles]] = {
     "(heads, rows), not (rows, heads)": lambda x: x.T.reshape(x.shape),
     "(rows, heads), not (heads, rows)": lambda x: x.reshape(x.shape[::-1]).T,
 }
-_COUNT_AS = {0: "are left out", 2: "count twice", 3: "count 3 times", 4: "count 4 times"}
 
 
 def _list_shifted(back: Backward) -> Iterator[Candidate]:
@@ -506,13 +435,15 @@ def _list_solved(back: Backward) -> Iterator[Candidate]:
     n, m, _ = back.first.forward.shape
     if "dq" not in back.failed or n * m > _PAIRS:
         return
-    problem, found, solved = back.parts["dq"].problem, {}, [np.zeros((5, 0))]
+    problem, found, solved = back.parts["dq"].problem, {}, [np.zeros((7, 0))]
     for x in back.list_wrong("dq") if problem.shape[2] >= _FEWEST_ROWS else ():
         values, errors = _solve_for(back, "delta", x)
         found[x.rows.at] = x.rows.queries, values
-        delta = back.keep("dq", x.rows.at)[1].delta
-        near = [np.roll(delta, by)[x.rows.queries] for by in (0, 1, -1)]
-        solved.append(np.stack([values, errors, *near]))
+        (held, kept), i = back.keep("dq", x.rows.at), x.rows.queries
+        sinks = score_all(held.head)[i, held.head.keys :] - kept.lse[i, None]
+        of_keys = 1 - np.sum(np.exp(sinks), -1)
+        near = [np.roll(kept.delta, by)[i] for by in (0, 1, -1)]
+        solved.append(np.stack([values, errors, *near, near[0] / of_keys, near[0] * of_keys]))
     values, errors, *near = np.concatenate(solved, -1)
     if not len(values) or not np.all(np.isfinite(errors)):
         return
@@ -530,6 +461,8 @@ def _relate(values: Doubles, near: Doubles) -> str:
         "that of the query before": near[1],
         "that of the next query": near[2],
         f"multiplied by {factor:.3g}": factor * near[0],
+        "divided by 1 - the weight of the sink": near[3],
+        "multiplied by 1 - the weight of the sink": near[4],
     }
     for name, x in related.items():
         if np.mean(np.square(values - x)) < _SQUARE and name != "multiplied by 1":
@@ -570,13 +503,14 @@ def _list_rescaled(back: Backward) -> Iterator[Candidate]:
 _SCALES = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # where a fit starts
 _LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
     _list_masked,
-    _list_weighed,
+    list_weighed,
     _list_lost,
     Backward.list_counted,
     _list_rescaled,
     _list_shifted,
     _list_other_strides,
     _list_rounded_scores,
+    list_regrouped,
     _list_added_rows,
     _list_solved,
     _list_known,

@@ -29,6 +29,7 @@ _UNLIKE = 0.3  # correlation, at most, of numbers that have nothing to do with t
 _NUMBERS = 256  # at least, by which that is said
 _NEAR_ONE = 0.01  # that a factor differs from 1, at least
 _COLUMNS, _ROWS = 4, 0.05  # columns of a row, and share that factors of rows leave, at most
+_MOST_ADDED = 4.0  # mean square of what is added, over 4 times that of the exact numbers, at most
 _EVEN = 0.1  # of the numbers, at most, that errors of roundings are
 _COARSE = {  # what errors are at most, over numbers, for it to be named
     "float32 or TF32": 2.0**-13,
@@ -179,6 +180,25 @@ def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Ite
         tail = rows[0] % _TILES[0] == 0 and sample.wrong[:, rows[0] :].all() and 0 < rows[0] < n
         found = _describe_part(where, got, right, bool(tail))
         yield from (x for x in found if problem.gradient is None or "precision" not in x)
+
+
+def list_added_numbers(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Iterator[str]:
+    """Say that numbers are exact ones and others: these are sums that have nothing to do with them.
+
+    What replaces a part of a sum has the slope 1 - error^2 / 2, in sizes of the exact numbers.
+    """
+    heads = [(x.got[x.wrong], y[x.wrong]) for x, y in zip(sample.heads, exact, strict=True)]
+    got, right = map(np.concatenate, zip(*heads, strict=True)) if heads else np.zeros((2, 0))
+    size = float(np.sum(right * right))
+    if got.size < _NUMBERS or not size or not np.all(np.isfinite(got)):
+        return
+    slope, square = np.sum(got * right) / size, np.sum(np.square(got - right)) / size
+    std = math.sqrt(square / got.size)
+    if abs(slope - 1) > 4 * std or not 4 * std < square / 4 < _MOST_ADDED:
+        return
+    where = ", ".join(list_places(problem, sample)) or "all wrong rows"
+    others = f"others, {math.sqrt(square):.2g} times as large, that have nothing to do with them"
+    yield f"{where}: numbers are the exact ones and {others}, as if sums were not set to 0 before"
 
 
 def _correlate(x: Doubles, y: Doubles) -> float:

@@ -31,11 +31,12 @@ from ...verification.verdict import Verdict, list_few_rows
 from ...verification.worst import find_worst
 from ...verification.z_scores import mean_square
 from ..defects.catalogue import Mutant
+from ..operators.copies import name_copies
 from ..operators.exponentials import is_of_weights, rounds_weights
 from ..operators.grids import find_grid
 from .alternatives import list_alternatives
 from .edited import list_like
-from .fitted import name_copies, name_dropout, name_moved_blocks
+from .fitted import name_dropout
 from .gradients import explain_backward
 from .normalisers import share_of_offset
 from .places import (
@@ -44,6 +45,7 @@ from .places import (
     find_coarse,
     find_common_factor,
     find_factor,
+    list_added_numbers,
     list_seen,
     remark_normalisers,
     remark_stale,
@@ -53,9 +55,9 @@ from .sampled import Alternative
 from .search import search_causes, search_columns, search_written
 from .states import explain_states
 from .suspects import as_suspect, say_what_is_left
+from .trials import ERRORS
 from .wrong_rows import Sample, tell_causes
 
-ERRORS: tuple[type[Exception], ...] = (ArithmeticError, LookupError, TypeError, ValueError)
 _LOG = logging.getLogger(__name__)
 _Search = TypeVar("_Search", bound=Callable[..., Any])
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
@@ -76,7 +78,7 @@ _FEATURE_MAPS: Mapping[str, Callable[[Any], Any]] = {  # that are mistaken for o
 }
 _FACTS = re.compile(  # that say what numbers are
     r"all numbers are|times as large|exact row times a number|holds? NaN|see no key|log normaliser|"
-    "the last tile was never"
+    "the last tile was never|the exact ones and others"
 )
 _SURE_ERRORS = 4.0  # by which a size is surely not 0
 _FACTOR_ROWS = 24  # by which a factor of a gradient is sought
@@ -186,8 +188,7 @@ def _explain_scores(
     strange = list(remark_normalisers(problem, numbers))
     remarks = [*seen, *verdict.remarks, *strange, *remark_zeros(problem, numbers, sample)]
     if of_out and not holds:
-        taken = problem, numbers, sample, by, verdict.dtype
-        copies = name_copies(*taken) or name_moved_blocks(*taken)
+        copies = name_copies(problem, numbers, sample, by, verdict.dtype)
         if copies and (copies[0].name == _CAUSE or not suspects):
             suspects, remarks = copies, [x for x in remarks if x not in seen]
         suspects = suspects or name_dropout(problem, sample)
@@ -282,13 +283,11 @@ def explain_gradients(
         where = describe_place(problem, samples[name], verdict)
         worst = find_worst(problem, parts[name].numbers, verdict._replace(of=name), by)
         explained[name] = verdict._replace(suspects=suspects, place=where, worst=worst)
-        nan = [
-            f"{x}: {text}"
-            for x in failed
-            for text in verdicts[x].remarks
-            if x != name and "NaN" in text
-        ]
+        others = [(x, y) for x in failed if x != name for y in verdicts[x].remarks]
+        nan = [f"{x}: {text}" for x, text in others if "NaN" in text]
         seen = [] if suspects else list(list_seen(problem, samples[name], exact[name]))
+        if not suspects and any(verdicts[x].verdict == "PASS" for x in {"dq", "dk"} & {*verdicts}):
+            seen = [*list_added_numbers(problem, samples[name], exact[name])] or seen
         remarks = [*nan, *seen, *(x for x in verdict.remarks if not (suspects and _NO_KERNEL in x))]
         if not suspects:
             about = problem, parts[name].numbers, samples[name]

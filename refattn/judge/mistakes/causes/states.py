@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from ...rounding.problems import Index, Problem
 from ...rounding.roundings import Roundings
 from ...rounding.states import TokenArrays, give, is_delta
 from ...verification.findings import ONLY_IN, Finding, Numbers, Suspect
+from ..operators.disturbed import list_wrong_states
 from ..operators.handed_on import CHUNK_SIZES, list_handed_on
 from ..operators.maps import HeadRule, list_heads_read
 from .places import by_row, describe_factors, name_heads
@@ -401,15 +402,21 @@ def explain_states(problem: Problem, numbers: Numbers, roundings: Roundings) -> 
     got, rest = {x: every[x] for x in worst}, [x for x in every if x not in errors][:_WORST_HEADS]
     square = max(squares[x] for x in worst)
     numbered = np.array([problem.number(x) for x in wrong])
-    most, holding, near = _FAR_LEFT * sum(errors[x] for x in worst), [], []
+    most, near = _FAR_LEFT * sum(errors[x] for x in worst), list[tuple[float, str]]()
+    holding: list[tuple[float, str]] = []
     if not 0 < most < math.inf:  # squares of such numbers are beyond the range of float64
         return
-    causes = (
+    plain = (
         *list_states(problem),
         *_list_exchanged(problem, got, len(wrong)),
         *_list_started(problem, got),
     )
-    for one in causes:
+
+    def fit() -> Iterator[Cause]:
+        for text, adds in () if holding else list_wrong_states(problem, got, roundings):
+            yield Cause(text, problem, adds=adds)
+
+    for one in chain(plain, fit()):
         off = 0.0
         # A cause that has left too much is computed for no further head.
         for x in (y for y in worst if off < most):

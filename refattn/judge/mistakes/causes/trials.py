@@ -66,6 +66,14 @@ from .wrong_rows import (
     row_sizes,
 )
 
+# What a search may meet: `StopIteration` in a generator is a RuntimeError.
+ERRORS: tuple[type[Exception], ...] = (
+    ArithmeticError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 _LOG = logging.getLogger(__name__)
 _Some = TypeVar("_Some")
 _RMS, _LARGEST = 2.0, 15.0  # of z, at most, where an alternative holds
@@ -200,7 +208,7 @@ class Trials:
         """List what is found up to an error: one of a cause never ends a verdict."""
         try:
             yield from found
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except ERRORS as error:
             _LOG.debug("a cause could not be tried: %r", error)
 
     def explain(self, alternative: Alternative) -> Explained:

@@ -56,6 +56,15 @@ _READ_OF = {
 }
 
 
+# By sums of log decays from the start of a chunk: what its queries multiply the state before it by.
+_READ_WITH: Mapping[str, Callable[[Doubles], Doubles]] = {
+    "that of its first token": lambda g: g[:, :1],
+    "that of the whole chunk": lambda g: g[:, -1:],
+    "that of the token before": lambda g: np.pad(g, ((0, 0), (1, 0), (0, 0)))[:, :-1],
+    "left out": lambda g: 0 * g,
+}
+
+
 def list_handed_on(problem: Problem) -> Iterator[tuple[str, Added]]:
     """List what is added to a result if chunks read other states, or pass on others."""
     n, (d, d_v) = len(problem.first["q"]), problem.first["initial_state"].shape
@@ -66,7 +75,11 @@ def list_handed_on(problem: Problem) -> Iterator[tuple[str, Added]]:
     for size in (x for x in CHUNK_SIZES if x < n):
         for words, by in _READ_OF.items() if problem.of == "out" else ():
             text = f"a query reads the state {words.format(size)}"
-            yield text, partial(_read_late, problem, size, by)
+            yield text, partial(_read_late, problem, size, by, lambda g: g)
+        reads = _READ_WITH if problem.of == "out" and np.any(decays) else {}
+        for words, decay in reads.items():
+            text = f"a query reads the state before its chunk of {size}, but its decay is {words}"
+            yield text, partial(_read_late, problem, size, 0, decay)
         by_column = decays[0].shape[-1] == 1 and size >= max(d, d_v)
         wrong = {**_PASSED, **(_BY_COLUMN if by_column else {})} if np.any(decays) else {}
         for text, change in wrong.items():
@@ -79,15 +92,18 @@ def list_handed_on(problem: Problem) -> Iterator[tuple[str, Added]]:
         starts.add(last)
 
 
-def _read_late(problem: Problem, size: int, by: int, index: Index) -> Doubles:
-    """Let queries read the state of another chunk, with the decays from the start of their own."""
+def _read_late(
+    problem: Problem, size: int, by: int, change: Callable[[Doubles], Doubles], index: Index
+) -> Doubles:
+    """Let queries read the state of another chunk, or with other decays than those of their own."""
     x = problem.read(index)
     tokens = steps_of(x, problem.scale).cut(size, np)
     states, last = carry(solve_leaves(tokens, False, np), x["initial_state"], np)
     every = np.stack([states[0], *states, last, last])[1:]
     moved = np.clip(np.arange(len(states)) + by, 0, len(states))
-    reads = tokens.q * np.exp(np.cumsum(tokens.log_decay, -2))
-    return np.concatenate([*(reads @ (every[moved] - every[:-2]))])[: len(x["q"])]
+    sums = np.cumsum(tokens.log_decay, -2)
+    right, other = (tokens.q * np.exp(g) for g in (sums, change(sums)))
+    return np.concatenate([*(other @ every[moved] - right @ every[:-2])])[: len(x["q"])]
 
 
 def _pass_on(problem: Problem, size: int, change: Pass, first: int, index: Index) -> Doubles:

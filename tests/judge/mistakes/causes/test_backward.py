@@ -16,6 +16,7 @@ from tests.judge.mistakes.causes.kernels import (
     backward,
     draw,
     fused,
+    hide,
     scores,
 )
 
@@ -90,6 +91,36 @@ def with_sinks(times):
     return backward(*SAME, CAUSAL, sinks=sinks, lse=more) | {"sinks": sinks}
 
 
+def with_a_share_of_sinks():
+    """D is that of an output without sinks."""
+    sinks, (q, k, v, _) = np.array([1.0, 3.0]), SAME
+    lse = np.logaddexp(fused(hide(scores(q, k), CAUSAL), v)[1], sinks[:, None])
+    share = 1 - np.exp(sinks[:, None] - lse)[..., None]
+    return backward(*SAME, CAUSAL, sinks=sinks, delta=lambda x: x / share) | {"sinks": sinks}
+
+
+def of_own_key_heads():
+    """Query head h uses key head h in the backward pass, if there is one."""
+    (q, k, v, g), right = SHARED, backward(*SHARED)
+    lse = fused(scores(q, np.repeat(k, 2, 0)), np.repeat(v, 2, 0))[1][:2]
+    delta = np.sum(g * right["out"], -1, keepdims=True)[:2]
+    wrong = backward(q[:2], k, v, g[:2], lse=lambda _: lse, delta=lambda _: delta)
+    dq = np.concatenate([wrong["dq"], np.zeros_like(q[2:])])
+    return right | {"dq": dq, "dk": wrong["dk"], "dv": wrong["dv"]}
+
+
+def of_tiles(name, i, j):
+    """Queries i add nothing to keys j of one gradient."""
+    seen = ~((np.arange(40)[:, None] // 16 == i) & (np.arange(40) // 16 == j))
+    return backward(*SAME) | {name: backward(*SAME, seen_back=seen)[name]}
+
+
+def added_to(name, more):
+    """Rows from 20 on hold something else, too."""
+    right = backward(*SAME)
+    return right | {name: BF16(right[name] + (np.arange(40) >= 20)[:, None] * more)}
+
+
 def of_last(size, seen):
     """Only the last tile of queries that sees a key has a part in dk and dv."""
     tile = np.arange(40)[:, None] // size
@@ -132,6 +163,7 @@ CHOSEN = np.random.default_rng(6).random((40, 40)) < 0.3
 HALVES = np.arange(40) % 20 < 12  # keys that are not padding
 CROSSING = np.ones((2, 40, 40), bool)
 CROSSING[0, :16, :16] = CROSSING[1, 16:32, 16:32] = False
+OTHER = draw(7, n=40)[3]
 IN_TILES = np.stack([np.arange(40) // 16 != 1, np.arange(40) // 16 == 1])[..., None]
 
 # What is done, what is said, the gradient that is asked for, and what is to be named.
@@ -197,6 +229,19 @@ CASES = {
     "padding hidden": (lambda: backward(*SAME, HALVES, seen_back=HALVES & (np.arange(40) != 5)),
         {"mask": HALVES[None]}, "dq", "the backward pass does not see key 5"),
     "sums in bfloat16": (summed_in_bfloat16, {}, "dq", "as if sums were kept in a narrower type"),
+    "share of sinks": (with_a_share_of_sinks, {"causal": True}, "dk",
+        "D = d_out . out is divided by 1 - the weight of the sink"),
+    "own key heads": (of_own_key_heads, {}, "dk", "a wrong key head is used: key head 1 by query "
+        "head 1, no key head by query heads 2 to 3"),
+    "lost for a tile": (lambda: of_tiles("dk", 1, 0), {}, "dk",
+        "queries 16 to 31 are left out for keys 0 to 15, but only in dk"),
+    "columns exchanged": (lambda: backward(*SAME) | {"dv": np.where(np.arange(40)[:, None] // 8 % 2,
+        (x := backward(*SAME)["dv"]).reshape(2, 40, 2, 8)[:, :, ::-1].reshape(x.shape), x)}, {},
+        "dv", "in head 0, columns 8 to 15 of keys 8 to 15 and 24 to 31 hold the numbers of"),
+    "of other rows, too": (lambda: added_to("dq", np.roll(backward(*SAME)["dq"], 20, 1)), {}, "dq",
+        "in head 0, the numbers of queries 0 to 19 are added to queries 20 to 39"),
+    "not set to 0": (lambda: added_to("dq", 2 * backward(*SAME[:3], OTHER)["dq"]), {}, "dq",
+        "queries 20 to 39: numbers are the exact ones and others, "),
     "dealt": (dealt, {}, "dk", "query heads h with h % 2 = g"),
 }  # fmt: skip
 FAST = ("first key", "columns")

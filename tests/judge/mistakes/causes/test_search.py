@@ -49,6 +49,11 @@ def given(out, arrays=(Q, K, V), **options):
     return dict(zip("qkv", arrays, strict=True)) | {"out": out} | options
 
 
+def in_8_bits(x, axes):
+    unit = np.max(np.abs(x), axes, keepdims=True) / 448
+    return E4M3(x / unit) * unit
+
+
 def attention(s=None, v=V, **options):
     return given(fused(scores(Q, K) if s is None else s, v)[0], **options)
 
@@ -161,6 +166,10 @@ CASES = {
         "is added to the scores of hidden keys, not -inf"),
     "replaced": (lambda: attention(np.where(FAR <= 0, S, -4), causal=True),
         "hidden keys have the score -4.0"),
+    "queries in 8 bits": (lambda: attention(scores(in_8_bits(Q, -1), K)),
+        "queries, scaled by the largest number of each row, are rounded to float8_e4m3fn first"),
+    "both in 8 bits": (lambda: attention(scores(*(in_8_bits(x, (-2, -1)) for x in (Q, K)))),
+        "queries and keys, scaled by the largest number of each head, are rounded"),
     "sums of scores": (summed_in_steps, "scores are rounded to bfloat16 (errors are "),
     "heads exchanged": (lambda: of_four(order=[0, 2, 1, 3]),
         "each head holds the output of other heads: head 1 from head 2, head 2 from head 1"),

@@ -51,6 +51,12 @@ def chunked(x, size=N, passed=None, last=False, by=0):
     return out, state
 
 
+def states_before(x, i):
+    """The state after so many tokens: keys of the others are 0, and they do not decay."""
+    later = (np.arange(N) >= i)[:, None]
+    return chunked({**x, "k": np.where(later, 0, x["k"]), "g": np.where(later, 0, x["g"])})[1]
+
+
 def left_out(sums):
     return np.exp(sums[:, -1:]), np.ones((1, 1, 1))
 
@@ -95,6 +101,47 @@ CASES = {
         "last": True,
     },
 }
+
+
+# What queries of a chunk multiply the state before it by, of sums of log decays.
+READ_WITH = {
+    "that of its first token": lambda sums: sums[:, :1],
+    "that of the token before": lambda sums: sums - np.diff(sums, axis=1, prepend=0),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", READ_WITH)
+def test_decays_with_which_states_are_read(words):
+    x = draw()
+    out, state = chunked(x)
+    for i in range(0, N, 32):
+        sums = np.cumsum(x["g"][:, i : i + 32], 1, dtype=np.float64)
+        before = states_before(x, i)
+        off = np.exp(READ_WITH[words](sums)) - np.exp(sums)
+        out[:, i : i + 32] += D**-0.5 * (off * x["q"][:, i : i + 32]) @ before
+    found = judge(x, out, state)["out"].suspects
+    assert [y.text for y in found] == [
+        f"agrees if a query reads the state before its chunk of 32, but its decay is {words}"
+    ]
+
+
+@pytest.mark.long
+def test_a_state_that_is_read_in_place_of_another():
+    """Tokens from 64 on read one in which tokens 32 to 63 count twice, in one of two heads."""
+    q, k, v = (BF16(RNG.standard_normal((2, N, x))) for x in (D, D, COLUMNS))
+    g = np.float32(-0.02 * RNG.exponential(size=(2, N)))
+    sums = np.cumsum(g, 1, dtype=np.float64)
+    w = np.tril(np.exp(np.minimum(sums[:, :, None] - sums[:, None], 0)) * (q @ k.mT))
+    out = D**-0.5 * w @ v
+    w[0, 64:, 32:64] *= 2
+    given = {"q": q, "k": k, "v": v, "log_decay": g, "estimator": "state-space-duality"}
+    assert verify(**given, out=BF16(out), dtype="bfloat16").verdict == "PASS"
+    found = verify(**given, out=BF16(D**-0.5 * w @ v), dtype="bfloat16").suspects
+    assert [x.text for x in found] == [
+        "agrees if tokens 64 to 99 read another state before token 64: in it is 2 times that of "
+        "tokens 32 to 63 (head 0)"
+    ]
 
 
 def judge(x, out, state):

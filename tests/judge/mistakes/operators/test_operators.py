@@ -203,6 +203,21 @@ def members_of(change):
     }
 
 
+def in_blocks(read):
+    """Two sequences of 48 keys in blocks of 16, from places by the table and the key."""
+    table = np.random.default_rng(57).permutation(12).reshape(2, 6)
+    q, k, v = Q.reshape(-1)[:384].reshape(-1, 2, 16), K.reshape(-1, 2, 16), V.reshape(-1, 2, 16)
+    q, there = q.reshape(2, 6, 2, 16), read(table, np.arange(48))
+    moved = [np.swapaxes(x, 1, 2) for x in (q, k[there], v[there])]
+    out, _ = fused(scores(*moved[:2]), moved[2])
+    pages = {"k": k.reshape(12, 16, 2, 16), "v": v.reshape(12, 16, 2, 16), "block_table": table}
+    return (
+        {"q": q, "out": np.swapaxes(out, 1, 2), "dtype": "bfloat16"}
+        | pages
+        | {"cache_seqlens": np.array([48, 48])}
+    )
+
+
 def new_keys(lost):
     """Keys from 40, or 43, on are zeros in batch members 0 and 2."""
     return np.where((np.arange(48) >= np.array([40, 48, 43])[:, None])[:, None, :, None], 0, lost)
@@ -242,8 +257,8 @@ CASES = {
         lambda: by_sums(1, np.where((HEAD == 1) & (J % 32 < 16), np.exp(Q[..., :1]), 1)),
         "weights of keys 16 to 31 of each 32, over those of the others, are multiplied by a "),
     "stale weights": (stale, "values of keys 32 to 63 meet the weights of the 32 keys before"),
-    "exchanged blocks": (exchanged, "in head 0, queries 8 to 95 whose index % 16 is 8 to 15, "
-        "columns 0 to 7 hold the numbers 8 queries before and 8 columns later; queries 0 to 87"),
+    "exchanged blocks": (exchanged, "in head 0, columns 0 to 7 of queries 8 to 95 whose index % "
+        "16 is 8 to 15 hold the numbers of columns 8 to 15 of queries 0 to 87 whose index"),
     "rows not written": (unwritten, "keys 20 to 24 are left out, and queries 20 to 24 are 0"),
     "overlapping rows": (padded_rows, "q . k also sums the first 8 channels of the next token"),
     "axes": (across, "attention runs over the heads of the same token"),
@@ -252,6 +267,10 @@ CASES = {
     "scale of some keys": (scaled, "v_scale is not applied: keys 24 to 47 of batch member 1"),
     "zeros of members": (lambda: members_of(new_keys),
         "keys and values are read as 0: keys 40 to 47 of batch member 0, keys 43 to 47 of batch "),
+    "numbers of blocks": (lambda: in_blocks(lambda table, j: table[:, j // 16] % 8 * 16 + j % 16),
+        "numbers of blocks are taken modulo 8"),
+    "size of blocks": (lambda: in_blocks(lambda table, j: table[:, j // 8] * 16 + j % 8),
+        "blocks of 16 keys are read as blocks of 8: key j is key j % 8 of entry j // 8 of the "),
     "late slots": (late_slots,
         "hidden keys are seen: keys 30 to 31, and keys are left out: keys 36 to 37"),
     "stride of heads": (

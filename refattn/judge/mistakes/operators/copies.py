@@ -1,0 +1,231 @@
+"""Numbers that belong elsewhere: rows, columns or blocks of a result that hold those of others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ....arrays.library import Doubles
+from ....arrays.words import place
+from ...rounding.problems import Index, Problem
+from ...rounding.profiles import Profile
+from ...rounding.roundings import Roundings
+from ...verification.findings import Numbers, Suspect, describe_span, name_span
+from ..causes.suspects import as_suspect
+from ..causes.wrong_rows import FAR, Sample, differ, divide, row_sizes, thin
+
+_POOL, _HEADS = 2**24, 4  # pairs of rows that are compared, and wrong heads, at most
+_FEWEST, _NO_FACTOR = 4, 0.01  # rows that hold others, at least; factor that is none
+_MATCHED, _PART = 0.9, 0.3  # shares of wrong rows that hold others: of all, and of a part
+_ALL_BLOCKS, _FIRST_BLOCKS = (
+    0.999,
+    32,
+)  # of wrong blocks; and these, by which they are tried
+_AS_HELD, _OF_CANCELLED = 0.25, 0.1  # of the length of a block, at most, that its errors are
+_WIDTHS = (128, 64, 32, 16, 8, 4)  # of blocks
+_DISTANCES, _SPANS = 4, 4  # distances that are told apart, and spans that are named, at most
+
+BlockPlaces = npt.NDArray[np.int64]  # (blocks, 3): head, row and column
+Marks = npt.NDArray[np.bool_]
+Task = tuple[tuple[int, int], Marks, float]  # shape of blocks, what is wrong, and unit of errors
+
+
+class Pool(NamedTuple):
+    """Exact results of heads, whose blocks may be held elsewhere."""
+
+    problem: Problem
+    roundings: Roundings
+    called: str
+    indices: Sequence[Index]
+    exact: Doubles  # (heads, n, d)
+
+
+class Copies(NamedTuple):
+    """Blocks of a head that hold others, times a number."""
+
+    pool: Pool
+    shape: tuple[int, int]  # of a block
+    to: BlockPlaces
+    of: BlockPlaces
+    empty: int  # blocks that are 0
+    factor: float
+    wrong: int  # blocks
+    added: bool  # to what they should be
+
+    @property
+    def share(self) -> float:
+        """Share of the wrong blocks that is known; 0 if all of them are 0."""
+        return (len(self.to) + self.empty) / self.wrong if len(self.to) else 0.0
+
+
+def name_copies(
+    problem: Problem, numbers: Numbers, sample: Sample, profile: Profile, dtype: str
+) -> list[Suspect]:
+    """Name rows of the result, columns or blocks, that hold what belongs to others."""
+    wrong, roundings = np.flatnonzero(sample.wrong.any(1)), profile.roundings(dtype)
+    pools = [_fill_pool(problem, roundings, "head", wrong[:_HEADS])]
+    if problem.gradient is not None and problem.shares_keys:  # before these are added
+        heads = {x: [x] for x in np.ndindex(problem.gradient.forward.lead)}
+        each = problem.gradient._replace(heads=heads).problem(problem.gradient.forward.lead)
+        # Rows may hold what belongs to one query head of several that are summed.
+        pools.append(_fill_pool(each, roundings, "query head", ()))
+    found = []
+    for at in wrong[:_HEADS].tolist():
+        index = problem.index_of(at)
+        known = _search(pools, index, numbers.out(index), sample, sample.wrong[at])
+        best = max(known, key=lambda x: x.share, default=None)
+        if best is not None and best.share >= max(_FEWEST / best.wrong, _PART):
+            found.append((best.share, _describe_held(index, best, problem.rows)))
+    if not found:
+        return []
+    share, text = found[0]
+    looked = min(len(wrong), _HEADS)
+    others = f" (and likewise in {len(found) - 1} more of the {looked} heads searched)"
+    start = "agrees if" if share >= _MATCHED else "agrees in part if"
+    name = "convention" if share >= _MATCHED else "seen"
+    return [as_suspect(f"{start} {text}{others * (len(found) > 1)}", share, name)]
+
+
+def _fill_pool(problem: Problem, roundings: Roundings, called: str, few: Iterable[int]) -> Pool:
+    """Compute the exact results of all heads; of few, or none, where they are large."""
+    n, m, d = problem.shape
+    for heads in ([*range(math.prod(problem.lead))], [*few], []):
+        if len(heads) * n * max(n, m) <= _POOL:
+            break
+    indices = [problem.index_of(x) for x in heads]
+    exact = [problem.exact(x, roundings, slice(0, n)) for x in indices]
+    return Pool(problem, roundings, called, indices, np.reshape(exact, (len(heads), n, d)))
+
+
+def _search(
+    pools: Sequence[Pool], index: Index, got: Doubles, sample: Sample, rows: Marks
+) -> Iterator[Copies]:
+    """Search whole rows and columns, and then blocks: the largest that hold others throughout."""
+    (n, d), most = got.shape, 0.0
+    whole, unit = rows[:, None] | np.zeros(d, bool), sample.unit
+    held: list[tuple[Pool, Task]] = [(x, ((1, d), whole, unit)) for x in pools]
+    own = pools[0]
+    if index in own.indices:
+        at = own.indices.index(index)
+        alone = own._replace(indices=[index], exact=own.exact[at : at + 1])
+        held.append((alone, ((n, 1), np.zeros((n, 1), bool) | sample.columns, unit)))
+    for one in (match_blocks(index, got, *x) for x in held):
+        most = max(most, one.share)
+        yield one
+    if most >= _ALL_BLOCKS or index not in own.indices:
+        return
+    for x in held[: len(pools)]:
+        yield match_blocks(index, got, *x, own.exact[at])
+    off = divide(differ(got, own.exact[at]), unit * row_sizes(own.exact[at]))
+    wrong = (np.abs(off) > FAR) & rows[:, None]
+    for shape in [*((1, x) for x in _WIDTHS), *((x, 1) for x in _WIDTHS)]:
+        if n % shape[0] == 0 == d % shape[1] and max(shape) < (n if shape[1] == 1 else d):
+            one = match_blocks(index, got, own, (shape, wrong, unit))
+            if one.share >= _ALL_BLOCKS:
+                yield one
+                return
+
+
+def match_blocks(
+    index: Index, got: Doubles, pool: Pool, task: Task, right: Doubles | None = None
+) -> Copies:
+    """Find the blocks that are held by those with wrong numbers: of the nearest direction.
+
+    If what is `right` is given, those that are added to it.
+    """
+    shape, wrong, unit = task
+    held, theirs = (
+        _cut_blocks((got if right is None else got - right)[None], shape),
+        _cut_blocks(pool.exact, shape),
+    )
+    marked, sizes = (
+        _cut_blocks(wrong[None], shape).any(-1),
+        _cut_blocks(row_sizes(got)[None], shape),
+    )
+    empty, some = (np.flatnonzero(marked & (np.any(held, -1) == x)) for x in (False, True))
+    none, count = np.zeros((0, 3), int), len(some) + len(empty)
+    found = Copies(pool, shape, none, none, len(empty), 1.0, count, right is not None)
+    if not len(theirs) or not len(some) or not np.all(np.isfinite(held[some])):
+        return found
+    lengths = np.maximum(np.linalg.norm(theirs, axis=-1), 1e-300)
+    whole = shape[0] == len(got) or shape[1] == got.shape[1]
+    for i in (some,) if whole else (thin(some, _FIRST_BLOCKS), some):
+        nearest = np.argmax(held[i] @ (theirs / lengths[:, None]).T, -1)
+        factors = np.sum(held[i] * theirs[nearest], -1) / np.square(lengths[nearest])
+        factor = float(np.median(factors))
+        z = divide(held[i] - factor * theirs[nearest], unit * sizes[i])
+        of = _locate(nearest, pool.exact.shape, shape)
+        rest = np.linalg.norm(held[i] - factor * theirs[nearest], axis=-1)
+        rest /= abs(factor) * lengths[nearest]
+        near = (np.max(np.abs(z), -1) < FAR) & (rest < _AS_HELD)
+        if np.mean(near) > _MATCHED:  # in a few, large terms may cancel
+            near |= rest < _OF_CANCELLED
+        if not whole and np.mean(near) < _ALL_BLOCKS:
+            return found
+    to = _locate(i, (1, *got.shape), shape)
+    own = pool.indices.index(index) if pool.called == "head" and index in pool.indices else -1
+    to[:, 0] = own
+    moved = near & np.any(to != of, -1)
+    return found._replace(
+        to=to[moved], of=of[moved], factor=factor, wrong=count - sum(near & ~moved)
+    )
+
+
+def _cut_blocks(x: Any, shape: tuple[int, int]) -> Any:
+    """Cut heads, (heads, n, d), into blocks, (blocks, numbers)."""
+    (heads, n, d), (r, c) = x.shape, shape
+    return x.reshape(heads, n // r, r, d // c, c).swapaxes(2, 3).reshape(-1, r * c)
+
+
+def _locate(blocks: Any, lengths: tuple[int, ...], shape: tuple[int, int]) -> BlockPlaces:
+    heads, n, d = lengths
+    at = np.unravel_index(blocks, (heads, n // shape[0], d // shape[1]))
+    return np.asarray(np.stack(at, -1) * [1, *shape])
+
+
+def _describe_held(index: Index, x: Copies, rows: str) -> str:
+    """Say what blocks hold: by distances or, of many, by heads."""
+    by_head = np.arange(3) == 0
+    by = np.where(by_head, x.of, x.of - x.to)
+    if len(np.unique(by, axis=0)) > _DISTANCES:
+        by = by * by_head
+    _, which, counts = np.unique(by, axis=0, return_inverse=True, return_counts=True)
+    words = []
+    for at in np.argsort(-counts, kind="stable"):
+        to, of = (y[which.ravel() == at] for y in (x.to, x.of))
+        own = x.pool.called == "head" and x.pool.indices[of[0, 0]] == index
+        whose = "" if own else f" of {x.pool.called} {place(x.pool.indices[of[0, 0]])}"
+        here, there = _name_held(x, to, rows), _name_held(x, of, rows)
+        if len(np.unique(to - of, axis=0)) > 1 and {*map(tuple, to)} == {*map(tuple, of)}:
+            one, other = (" of ".join(_name_held(x, y[:1], rows)) for y in (to, of))
+            there += [f"{there.pop()} in another order ({one} holds those of {other})"]
+        source = " of ".join([y for y in there if y not in here] or there)
+        numbers, to_these = f"the numbers of {source}{whose}", " of ".join(here)
+        holds = f"hold{'s' * (len(to) == 1 in x.shape)}"
+        added = f"{numbers} are added to {to_these}"
+        words.append(added if x.added else f"{to_these} {holds} {numbers}")
+    times = "" if abs(x.factor - 1) < _NO_FACTOR else f", times {x.factor:.3g}"
+    zero = f", and {x.empty} {_call_blocks(x, rows)} are 0" * bool(x.empty)
+    more = " and so on" * (len(words) > _SPANS)
+    return f"in head {place(index)}, {', '.join(words[:_SPANS])}{more}{times}{zero}"
+
+
+def _call_blocks(x: Copies, rows: str) -> str:
+    whole = [size == length for size, length in zip(x.shape, x.pool.exact.shape[1:], strict=True)]
+    return {(False, True): rows, (True, False): "columns"}.get(tuple(whole), "blocks")
+
+
+def _name_held(x: Copies, blocks: BlockPlaces, rows: str) -> list[str]:
+    """Name the columns and rows of blocks, each if they are not all."""
+    words: list[str] = []
+    for axis, kind in ((1, "columns"), (0, rows)):
+        places = np.unique(blocks[:, 1 + axis, None] + np.arange(x.shape[axis]))
+        if len(places) < x.pool.exact.shape[1 + axis] or not (words or axis):
+            edges = np.flatnonzero(np.diff(places) > 1) + 1
+            first, *rest = np.split(places, edges) if len(edges) == 1 else [places]
+            words.append(" and ".join([name_span(kind, first), *map(describe_span, rest)]))
+    return words

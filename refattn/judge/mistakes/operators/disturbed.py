@@ -1,0 +1,116 @@
+r"""Where the state of a recurrence goes wrong, by errors of rows, which are linear in its change.
+
+From a token on rows read :math:`A (S + \Delta)` in place of :math:`A S`, if the state before it is
+wrong and nothing else: the matrix A is known, and fewer numbers :math:`\Delta` than errors are
+fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ....arrays.library import Doubles
+from ....arrays.words import place
+from ....engine.recurrent import carry, solve_leaves
+from ...rounding.problems import Index, Problem
+from ...rounding.roundings import Roundings
+from ...rounding.states import steps_of
+from ..causes.wrong_rows import FAR
+from .handed_on import CHUNK_SIZES, Added
+
+_SQUARE = 4.0  # mean square of z, at most, that is left
+_AS_OFTEN = 0.02  # by which a chunk counts once
+
+
+def list_wrong_states(
+    problem: Problem, got: Mapping[Index, Doubles], roundings: Roundings
+) -> Iterator[tuple[str, Added]]:
+    """List what is added to results if the states before some tokens are others: fitted ones."""
+    added, words = dict[Index, Doubles](), dict[Index, str]()
+    for index, out in got.items() if problem.of == "out" else ():
+        left, std = _find_errors(problem, index, out, roundings)
+        added[index], n, d = np.zeros_like(out), len(out), problem.read(index)["k"].shape[-1]
+        while np.max(np.abs(left / std)) > FAR:
+            at = int(np.argmax(np.max(np.abs(left / std), -1) > FAR))
+            ends = (min(at + size, n) for size in (n, *sorted(CHUNK_SIZES, reverse=True)))
+            for end in (y for y in dict.fromkeys(ends) if y - at > 1.5 * d):
+                reads = _find_reads(problem, index, at, end)
+                weight = 1 / np.linalg.norm(std[at:end], axis=-1, keepdims=True)
+                change = np.linalg.lstsq(weight * reads, weight * left[at:end], rcond=None)[0]
+                z = (left[at:end] - reads @ change) / std[at:end]
+                if np.mean(np.square(z)) < _SQUARE:
+                    break
+            else:
+                return
+            left[at:end], added[index][at:end] = 0.0, reads @ change
+            about = slice(at, end), change, reads / np.median(std[at:end], -1, keepdims=True)
+            words.setdefault(index, _describe_state(problem, index, *about))
+    if words:
+        index, first = next(iter(words.items()))
+        more = f" (head {place(index)}{f' and {len(words) - 1} more' * (len(words) > 1)})"
+        yield first + more, partial(_take_added, added)
+
+
+def _find_errors(
+    problem: Problem, index: Index, out: Doubles, roundings: Roundings
+) -> tuple[Doubles, Doubles]:
+    """Find errors and their standard deviations: wrong numbers are larger, and so are theirs."""
+    rows = problem.recurrence(index, roundings).rows
+    unit = np.median(rows.std / np.maximum(np.abs(out), 1e-300))
+    return rows.errors(out), np.maximum(rows.std, unit * np.abs(out))
+
+
+def _take_added(added: Mapping[Index, Doubles], index: Index) -> Any:
+    return added.get(index, 0.0)
+
+
+def _find_reads(problem: Problem, index: Index, start: int, end: int) -> Doubles:
+    """Find by what rows multiply the state before a token, (rows, d)."""
+    x = problem.read(index)
+    size = 2 ** (end - start - 1).bit_length()
+    tokens = steps_of(x, problem.scale).rows(slice(start, end)).cut(size, np)
+    leaf = solve_leaves(tokens, bool(x.get("before")), np)
+    return np.asarray(leaf.reads[0, : end - start])
+
+
+def _describe_state(problem: Problem, index: Index, i: slice, change: Any, seen: Doubles) -> str:
+    """Say which state it is: of another token, or in which chunks count otherwise.
+
+    Rows multiply it by what is `seen`, in units of their errors.
+    """
+    x, at = problem.read(index), i.start
+    text = f"tokens {at} to {i.stop - 1} read another state before token {at}"
+    steps, before = steps_of(x, problem.scale), bool(x.get("before"))
+    for size in (y for y in sorted(CHUNK_SIZES, reverse=True) if at and at % y == 0):
+        leaves, first = (
+            solve_leaves(steps.rows(slice(0, at)).cut(size, np), before, np),
+            range(0, at, size),
+        )
+        states, last = carry(leaves, x["initial_state"], np)
+        wrong = last + change
+        every = {"0": 0 * last} | {
+            f"that before token {y}": z for y, z in zip(first, states, strict=True)
+        }
+        for words, state in every.items():
+            if np.mean(np.square(seen @ (wrong - state))) < _SQUARE:
+                return f"{text}: {words}"
+        # What the initial state and each chunk alone would leave.
+        parts = [carry(leaves._replace(add=0 * leaves.add), x["initial_state"], np)[1]]
+        for y in first:
+            own = (np.array(first) == y)[:, None, None]
+            parts.append(carry(leaves._replace(add=own * leaves.add), 0 * last, np)[1])
+        flat = np.reshape(parts, (len(parts), -1))
+        times = np.linalg.lstsq(flat.T, wrong.ravel(), rcond=None)[0]
+        if np.mean(np.square(seen @ (wrong - np.reshape(times @ flat, wrong.shape)))) < _SQUARE:
+            names = ["the initial state", *(f"tokens {y} to {y + size - 1}" for y in first)]
+            off = [
+                f"{round(c, 2) + 0:g} times that of {y}"
+                for y, c, z in zip(names, times, flat, strict=True)
+                if np.any(z) and abs(c - 1) > _AS_OFTEN
+            ]
+            return f"{text}: in it is {' and '.join(off)}" if off else text
+    return text
