@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
-from itertools import permutations, product
+from itertools import combinations, permutations, product
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ def list_scales(problem: Problem) -> Iterator[Alternative]:
     }
     for words, move in _OTHER_BLOCKS.items():
         changes[f"that of {words} of columns"] = partial(_scale_by_block, move=move)
-    for names in dict.fromkeys((given, *((x,) for x in given))) if given else ():
+    for names in (x for size in (3, 2, 1) for x in combinations(given, size)):
         called = f"{' and '.join(f'{x}_scale' for x in names)} {'are' if names[1:] else 'is'}"
         for words, change in changes.items():
             scaled = problem

@@ -48,6 +48,7 @@ from .wrong_rows import (
     Comparison,
     Sample,
     Sampled,
+    are_zero,
     differ,
     divide,
     fit_number,
@@ -109,6 +110,7 @@ def explain_backward(
     given = {of: back.predict_samples(of) for of in back.samples}
     found: list[Held] = []
     few = {of: _take_largest(back.samples[of], given[of]) for of in failed}
+    zero = {of for of in failed if are_zero(back.samples[of])}
     n, m, _ = back.first.forward.shape
     listings = [*_LISTINGS, *(() if own else [_list_recomputed])]
 
@@ -140,6 +142,8 @@ def explain_backward(
             elif measured.changed and measured.likeness < _LIKE:
                 harmless = False
         everywhere = harmless and holding == {*failed}
+        # Zeros alone tell of no cause but that they were never written: any loss of all keys fits.
+        holding -= set() if everywhere and holding - zero else zero
         # A fitted number is that of all parts that failed, or of none.
         if holding and (everywhere or "±" not in one.text):
             found.append(Held(one, holding, everywhere, off / len(holding), local))

@@ -86,13 +86,14 @@ def search_causes(
     if failed != "lse":
         enough = [x for x in trials.list_explained() if x.share > EXPLAINED_BY_WRONG]
         # In steps of e^(1/4) in the mean square: of those that are about as near, the one that is
-        # right everywhere and plain comes first.
+        # right everywhere and plain, and has fewest parts, comes first.
         nearest = sorted(
             enough,
             key=lambda x: (
                 round(4 * math.log(max(x.square, 1.0))),
                 not x.everywhere,
                 not x.alternative.plain,
+                x.alternative.text.count(", and "),
             ),
         )
         judged = [trials.judge(x, profiles, dtype) for x in nearest[:_BEST]]

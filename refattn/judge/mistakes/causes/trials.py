@@ -56,6 +56,7 @@ from .wrong_rows import (
     POWER,
     Sample,
     Sampled,
+    are_zero,
     compare_outputs,
     differ,
     divide,
@@ -158,6 +159,7 @@ class Trials:
     ) -> None:
         self.mistakes, self.posed = mistakes, posed or problem
         self.problem, self.sample, self.about = problem, sample, (problem, numbers, profile)
+        self.zero = are_zero(sample)
         given = Alternative("", problem)
         self.given = [given.result(x.rows) for x in sample.heads]
         self.sizes = [sample.unit * row_sizes(x.out) for x in self.given]
@@ -241,10 +243,8 @@ class Trials:
     ) -> list[npt.NDArray[np.bool_]]:
         """Find wrong rows that an alternative leaves without keys, as in `leave_without_keys`."""
         hides = alternative.compute is attend and alternative.answer is None
-        heads = ((self.sample.heads[x], self.given[x], y) for x, y in sorted(results.items()))
-        return [
-            hides & x.wrong & leave_without_keys(self.problem, x, y, own) for x, own, y in heads
-        ]
+        heads = ((self.sample.heads[x], y, self.given[x]) for x, y in sorted(results.items()))
+        return [hides & x[0].wrong & leave_without_keys(self.problem, *x, self.zero) for x in heads]
 
     def list_explained(self) -> Iterator[Explained]:
         """List what explains enough, of all alternatives."""
@@ -588,9 +588,10 @@ def analyse(alternative: Alternative, rows: Rows, profile: Profile, dtype: str) 
 
 
 def leave_without_keys(
-    problem: Problem, x: Sampled, result: Result, given: Result
+    problem: Problem, x: Sampled, result: Result, given: Result, zero: bool = False
 ) -> npt.NDArray[np.bool_]:
-    """Find rows that see a key as given but none by a result, and are NaN or the mean of v."""
+    """Find rows that see keys as given, none by a result: NaN, the mean of v or, if all are, 0."""
     empty = np.isneginf(result.lse) & np.isfinite(given.lse)
     mean = np.mean(problem.read(x.rows.at)["v"], 0) if empty.any() else 0.0
-    return empty & (fit_convention(x.got, "nan", mean) | fit_convention(x.got, "mean", mean))
+    fits = fit_convention(x.got, "nan", mean) | fit_convention(x.got, "mean", mean)
+    return np.asarray(empty & (fits | (zero & ~np.any(x.got, -1))))

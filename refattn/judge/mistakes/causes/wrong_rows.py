@@ -190,6 +190,12 @@ def draw_sample(
     return Sample(taken, unit, wrong, of_others, looked, conventions, apart, enough)
 
 
+def are_zero(sample: Sample) -> bool:
+    """Tell whether all wrong rows are 0, as if they were never written."""
+    wrong = [x.got[x.wrong] for x in sample.heads]
+    return any(map(len, wrong)) and not any(map(np.any, wrong))
+
+
 def tell_causes(sample: Sample, exact: Sequence[Doubles]) -> bool:
     """Tell whether wrong numbers say more than that one of many causes is near them by chance.
 

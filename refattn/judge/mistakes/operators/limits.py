@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -288,7 +288,8 @@ def _fit_limits(far: Doubles, queries: Places, turn: int, own: int) -> list[Limi
     """Find the limits that fit alike, the plainest first: `far` is by the key."""
     found: list[tuple[float, Limit]] = []
     rows, m = np.arange(len(queries)), far.shape[1]
-    for limit in (*_list_blocks(turn, own), *_list_rules(far, queries, turn, own)):
+    rules = _list_from_key(far, turn, own), _list_blocks(turn, own)
+    for limit in chain(*rules, _list_rules(far, queries, turn, own)):
         keys = limit.of(queries)
         ahead = keys - queries - own
         # One on the other side would change nothing for some of these rows.
@@ -298,6 +299,14 @@ def _fit_limits(far: Doubles, queries: Places, turn: int, own: int) -> list[Limi
             found.append((float(off), limit))
     least = min((off for off, _ in found), default=0.0)
     return [x for off, x in found if off <= least + _TOLD_APART][:_MOST_LIMITS]
+
+
+def _list_from_key(far: Doubles, turn: int, own: int) -> Iterator[Limit]:
+    """List windows that hide no key from one on, the first that most rows see."""
+    key = int(np.argmax(np.bincount(np.argmin(far, -1))))
+    if turn < 0:
+        text = f"the window is not applied to keys {key} and later"
+        yield Limit(text, turn, own, partial(np.full_like, fill_value=key), beyond=False)
 
 
 def _list_blocks(turn: int, own: int) -> Iterator[Limit]:

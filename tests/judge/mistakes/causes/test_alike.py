@@ -72,6 +72,10 @@ def test_scales_of_tokens_are_compared_where_there_are_as_many():
     out = fused(scores(by_query[:, None] * stored[0], stored[1]), v)[0]
     given = {"q_scale": by_query[None, :, None], "k_scale": by_key[None, :, None]}
     assert cause(out, stored, **given) == "agrees if k_scale is not applied"
+    stored = *stored[:2], E4M3(v / by_key[:, None])
+    out = fused(scores(by_query[:, None] * stored[0], stored[1]), stored[2])[0]
+    given["v_scale"] = given["k_scale"]
+    assert cause(out, stored, **given) == "agrees if k_scale and v_scale are not applied"
 
 
 def overflowing(most, least):

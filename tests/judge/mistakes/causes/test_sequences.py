@@ -10,7 +10,7 @@ from refattn.judge import verify
 from refattn.judge.mistakes.causes.alternatives import list_alternatives
 from refattn.judge.mistakes.causes.sampled import Rows
 from refattn.judge.verification.reading import pose_tensors
-from tests.judge.mistakes.causes.kernels import BF16, fused, hide, scores
+from tests.judge.mistakes.causes.kernels import BF16, backward, fused, hide, scores
 
 OF_Q, OF_K = np.cumsum([0, 13, 5, 22, 9]), np.cumsum([0, 17, 5, 30, 12])
 N, M = OF_Q[-1], OF_K[-1]
@@ -361,3 +361,14 @@ def test_unused_slots_that_are_nan(lost, named):
     texts = [x.text for x in judge_blocks(out, lengths=lengths).suspects]
     text = "unused slots of the last block of a sequence are NaN, and 0 times NaN is NaN"
     assert (f"agrees if {text}" in texts) == named
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", ["out", "dq"])
+def test_rows_of_zeros_have_no_cause_that_hides_all_their_keys(part):
+    arrays = backward(Q, K, V, BF16(Q[:, ::-1]), seen=see(level=LEVEL))
+    arrays[part][:, OF_Q[1] :] = 0.0  # the first sequence alone was written
+    more = {x: np.swapaxes(arrays[x], 0, 1) for x in ("d_out", "dq")} if part == "dq" else {}
+    found = judged(arrays["out"], True, **more)
+    assert "all numbers are 0, as if they were never computed" in str(found)
+    assert "offsets" not in str(found)

@@ -49,6 +49,10 @@ CASES = {
     "windows by later tiles": (
         lambda: given((FAR <= 0) & (J >= -((20 - ROW) // 16 * 16)), window=(20, 0)),
         "windows start at the next multiple of 16 keys, not at their own key"),
+    "window of cached keys": (
+        lambda: given((ahead(48, 80) <= 0) & ((ahead(48, 80) >= -20) | (np.arange(80) >= 32)), FEW,
+            causal=True, window=(20, 0)),
+        "the window is not applied to keys 32 and later"),
     "mask that ends": (lambda: given(MASK | (J >= 40), mask=MASK), "keys 40 to 63 are not masked"),
     "mask that begins": (lambda: given(MASK | (J < 16), mask=MASK), "keys 0 to 15 are not masked"),
 }  # fmt: skip
