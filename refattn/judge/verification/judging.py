@@ -69,13 +69,7 @@ from .blind import (
     remark_same_values,
     sum_narrowly,
 )
-from .choice import (
-    Request,
-    choose_for,
-    has_wide_sums,
-    is_narrow,
-    may_be_one,
-)
+from .choice import Request, choose_for, has_wide_sums, is_narrow, may_be_one
 from .empty_rows import describe_idle, remark_idle
 from .findings import Finding, Numbers, Part, ProfileTrial, weaken
 from .head_sums import ONE_PERCENT, RowWeights
@@ -96,6 +90,11 @@ from .trial import attempt, choose_suspects
 from .units import add_unit, describe_unit, list_units, on_hardware
 from .verdict import Verdict, join_verdicts
 
+_RMS_OF_LAGS = 16.0  # rms of z below which the maximum of a fused kernel may lag
+_ASK_OF_LAGS = (
+    "with profile flash-lazy this is a PASS: does the kernel keep a maximum until a score is "
+    "larger by 8 log 2, as FlashAttention-4 does?"
+)
 _TOO_WELL = 0.75  # rms of z below which an option may be ignored, and a profile too loose
 _UNLIKELY = 10.0  # log of how much likelier others are on some rows of another part
 _SURELY_REJECTED = -100.0  # log of a p-value that is surely enough to reject a profile by some rows
@@ -139,10 +138,8 @@ class _Case:
     def take_evidence(self, names: set[str]) -> None:
         """Let only some profiles be evidence against others, in what is tried from now on."""
         self.fits = {x: y.beside(names) for x, y in self.fits.items()}
-        kept = {
-            x: y for x, y in self.trials.items() if "likelihood" not in {z.name for z in y.tests}
-        }
-        self.trials = kept
+        known = self.trials.items()
+        self.trials = {x: y for x, y in known if "likelihood" not in {z.name for z in y.tests}}
 
     def is_rival(self, name: str) -> bool:
         """Tell whether a profile only speaks against others, as its sums are narrow."""
@@ -403,6 +400,9 @@ def _judge_one(part: Part, asked: Request, backward: str | None = None) -> Verdi
         for name in [likely[0], *(x for x in likely[1:] if case.fits[x].against <= ALIKE)]:
             case.trial(name)
     verdict = case.conclude(found or min(case.trials, key=case.rank))
+    if verdict.verdict == "FAIL" and verdict.z.rms < _RMS_OF_LAGS and "flash-fast" in case.profiles:
+        lagging = _judge_one(part, asked._replace(profile="flash-lazy", explain=False))
+        verdict = verdict if lagging.verdict == "FAIL" else verdict.with_remark(_ASK_OF_LAGS)
     if not asked.explain:
         return verdict.leave_causes()
     try:

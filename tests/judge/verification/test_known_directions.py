@@ -213,6 +213,15 @@ def test_beside_a_maximum_that_lags_errors_are_seen():
     assert verify(**given, explain=False, profile="flash-lazy").rows[0][0] == (2, 7)
 
 
+def test_a_failure_asks_whether_the_maximum_lags():
+    """Few wrong rows, by another profile: it is for the user to say so."""
+    given = lagging(6, "float16", "float32", 4.0, 6, (48, 256, 16))
+    found = verify(**given, explain=False)
+    assert (found.verdict, found.remarks[1][:28]) == ("FAIL", "with profile flash-lazy this")
+    given["out"] = FORMATS["float32"].round(given["out"] * 1.05)
+    assert "flash-lazy" not in str(verify(**given, explain=False))
+
+
 def test_what_a_fast_exponential_cannot_do():
     """Errors of one sign average out in a normaliser, and move the output by no factor."""
     given, single = fast(2, 96, False), FORMATS["float32"].round
