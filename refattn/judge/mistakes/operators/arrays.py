@@ -12,7 +12,7 @@ import numpy as np
 
 from ....arrays.library import Doubles
 from ...rounding.problems import Index, Problem
-from ..causes.sampled import Alternative, take_rows
+from ..causes.sampled import Alternative, Place, show_band, take_rows
 from ..causes.slips import TILE_SIZES, attend_by, score_all
 from ..causes.wrong_rows import Sampled, differ, divide
 from .maps import Map, Places, list_maps, write_shift
@@ -20,6 +20,7 @@ from .maps import Map, Places, list_maps, write_shift
 _RATED_ROWS = 4  # by which rules are rated
 _NEAREST = 2  # rules that are tried, of each array
 _SHIFTS = (1, -1, 2, -2, *TILE_SIZES[:-1], *(-x for x in TILE_SIZES[:-1]))
+_MOST_SHIFTED = 128  # keys of a mask, of which each number of places is tried
 _NOWHERE = -1  # the place of a row of zeros
 # What is read where there is none: of these places, those of the readers, and how many there are.
 _ENDS: Mapping[str, Callable[[Places, Places, int], Any]] = {
@@ -35,12 +36,17 @@ def list_reads(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alterna
     """List arrays read at other places, by the rules that come nearest to some rows."""
     x, sizes = x.take(slice(_RATED_ROWS)), sizes[:_RATED_ROWS]
     n, m, _ = problem.shape
-    shifts = [Map(write_shift("@", by), partial(np.add, by)) for by in _SHIFTS]
-    rules = [*product(list_maps(max(n, m)), [""]), *product(shifts, _ENDS)]
+    maps = [*product(list_maps(max(n, m)), [""])]
+    # What begins at the first query may be read as if it began at the first key, and back.
+    usual = dict.fromkeys((*_SHIFTS, m - n, n - m))
+    every = sorted(range(1 - m, m), key=abs)[1:] if m <= _MOST_SHIFTED else usual
     for array in _list_placed(problem, x):
         one, called, count = ("key", "j", m) if array.keys else ("query", "i", n)
         places = np.arange(m) if array.keys else x.rows.queries
         ways, off = [], []
+        steps = every if array.called == "mask" else usual
+        shifts = [Map(write_shift("@", by), partial(np.add, by)) for by in steps]
+        rules = [*maps, *product(shifts, _ENDS)]
         for (rule, ends), past in product(rules, (False, True) if array.next_heads else (False,)):
             read = _stay_within(rule.of, ends, 2 * m if past else count, places)
             if np.array_equal(read, places) or (past and (ends or not np.any(read >= count))):
@@ -149,6 +155,21 @@ def _list_placed(problem: Problem, x: Sampled) -> Iterator[Placed]:
             partial(change, axis=1),
         )
         yield Placed("bias", False, lambda i: attend(bare, _take_or_zero(whole, i), v), change)
+    if "mask" in arrays and problem.packed is None:
+        mask, change = arrays["mask"], partial(_read_rows, problem, "mask")
+        band = show_band(problem)(
+            Place(x.rows.queries[:, None], np.arange(m), *problem.shape[:2], None)
+        )
+
+        def see(shown: Doubles) -> Doubles:
+            every = np.where(band & (shown > 0), bare + bias, -np.inf)
+            return attend_by(np.concatenate([every, rest[0]], -1), np.concatenate([v, rest[1]])).out
+
+        of_rows = mask[x.rows.queries]
+        yield Placed(
+            "mask", True, lambda j: see(_take_or_zero(of_rows, j, 1)), partial(change, axis=1)
+        )
+        yield Placed("mask", False, lambda i: see(_take_or_zero(mask, i)), change)
     # One scale for the whole array has no token that it could be read from instead.
     scaled = [x for x in "kv" if len(arrays.get(f"{x}_scale", ())) == m]
     for names in dict.fromkeys(("".join(scaled), *scaled)) if scaled else ():
@@ -165,7 +186,8 @@ def _read_rows(
     """Read the rows of some arrays, or the columns of a bias, at other places."""
     for name in (names,) if len(names) > 2 else names:
         problem = problem.replaced(
-            name, lambda _, y: _take_or_zero(y, of(np.arange(y.shape[axis])), axis)
+            name,
+            lambda _, y: _take_or_zero(y, of(np.arange(y.shape[axis])), axis).astype(y.dtype),
         )
     return problem
 

@@ -14,6 +14,7 @@ from ...rounding.problems import Index, Problem
 from ..causes.sampled import Alternative, attend, take_rows
 from ..causes.slips import weigh_keys
 from ..causes.wrong_rows import Sampled, row_sizes
+from .strides import TURNED
 
 BlockTable = npt.NDArray[np.int64]
 _MOST_PAGES, _LEFT_BY_BLOCKS = 512, 16.0  # that are fitted; mean square that is left
@@ -84,6 +85,12 @@ def list_blocks_of_cache(
             text += f"j % {other_size} of entry j // {other_size} of the block table"
             text += f", and blocks begin {stride} keys apart" * (stride != size)
             yield _read_table(problem, text, table, other_size, stride)
+    for text, turn in TURNED.items() if problem.lead[-1] > 1 else ():
+        turned = problem
+        for name in "kv":
+            turned = turned.replaced(name, partial(_turn_blocks, problem, turn, name))
+        text = f"each block of the cache is read with the strides of {text}"
+        yield Alternative(text, turned)
     if count > _MOST_PAGES or "bias" in problem.first:
         return
     read = table.copy()
@@ -190,6 +197,21 @@ def _follow_table(
     places = np.take(table[index[0]], j // size, mode="clip") * stride + j % size
     # Entries beyond the keys may be anything.
     return np.take(blocks.reshape(-1, blocks.shape[-1]), places, 0, mode="clip")
+
+
+def _turn_blocks(
+    problem: Problem, turn: Callable[[Any], Any], name: str, index: Index, x: Any
+) -> Any:
+    """Read the keys of each block where they are if it lies in memory another way."""
+    packed, j, heads = problem.packed, np.arange(len(x)), problem.lead[-1]
+    assert packed is not None
+    assert packed.blocks is not None
+    assert packed.table is not None
+    shared = heads // (problem.key_heads or heads)
+    own = ((*index[:-1], h) for h in range(0, heads, shared))
+    every = np.stack([packed.blocks(y)["kv".index(name)][packed.table[index[0]]] for y in own])
+    blocks = np.swapaxes(turn(np.swapaxes(every, 1, 2))[index[-1] // shared], 0, 1)
+    return np.take(blocks.reshape(-1, x.shape[1]), j, 0, mode="clip")
 
 
 def _name_blocks(table: BlockTable, read: BlockTable) -> str:

@@ -51,6 +51,7 @@ def _list_versions(problem: Problem) -> Iterator[Alternative]:
         for other, at in list_head_rules(problem):
             text = f"{words} are those of {other}"
             yield Alternative(text, problem.with_arrays_of(names, at))
+    yield Alternative("scores are not scaled", problem._replace(scale=1.0))
     yield from list_scales(problem)
 
 

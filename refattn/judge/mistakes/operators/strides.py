@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import product
 from typing import Any
@@ -33,10 +33,7 @@ def list_strides(problem: Problem) -> Iterator[Alternative]:
         shared = heads // problem.key_heads if problem.key_heads and names != "q" else 1
         count = heads // shared
         if count > 1 and heads * rows * width <= _STACKED:
-            for words, take in (
-                ("(heads, rows), not (rows, heads)", _by_heads),
-                ("(rows, heads), not (heads, rows)", _by_rows),
-            ):
+            for words, take in TURNED.items():
                 turned = problem
                 for x in names:
                     turned = turned.replaced(x, partial(_read_other, problem, x, shared, take))
@@ -212,7 +209,14 @@ def _by_heads(x: Any) -> Any:
 
 
 def _by_rows(x: Any) -> Any:
-    return np.swapaxes(x.reshape(x.shape[1], x.shape[0], -1), 0, 1)
+    return np.swapaxes(x.reshape(x.shape[1], x.shape[0], *x.shape[2:]), 0, 1)
+
+
+# Heads, rows and columns of an array that is written as the other says.
+TURNED: Mapping[str, Callable[[Any], Any]] = {
+    "(heads, rows), not (rows, heads)": _by_heads,
+    "(rows, heads), not (heads, rows)": _by_rows,
+}
 
 
 def _read_other(

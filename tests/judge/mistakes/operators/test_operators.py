@@ -203,12 +203,17 @@ def members_of(change):
     }
 
 
-def in_blocks(read):
-    """Two sequences of 48 keys in blocks of 16, from places by the table and the key."""
+def in_blocks(read, turned=False):
+    """Two sequences of 48 keys in blocks of 16, from places by the table and the key.
+
+    Blocks (slots, heads) may be read as if they were (heads, slots).
+    """
     table = np.random.default_rng(57).permutation(12).reshape(2, 6)
     q, k, v = Q.reshape(-1)[:384].reshape(-1, 2, 16), K.reshape(-1, 2, 16), V.reshape(-1, 2, 16)
     q, there = q.reshape(2, 6, 2, 16), read(table, np.arange(48))
-    moved = [np.swapaxes(x, 1, 2) for x in (q, k[there], v[there])]
+    of_key = [np.swapaxes(x.reshape(12, 2, 16, 16), 1, 2).reshape(x.shape) for x in (k, v)]
+    taken = of_key if turned else (k, v)
+    moved = [np.swapaxes(x, 1, 2) for x in (q, *(x[there] for x in taken))]
     out, _ = fused(scores(*moved[:2]), moved[2])
     pages = {"k": k.reshape(12, 16, 2, 16), "v": v.reshape(12, 16, 2, 16), "block_table": table}
     return (
@@ -271,6 +276,12 @@ CASES = {
         "numbers of blocks are taken modulo 8"),
     "size of blocks": (lambda: in_blocks(lambda table, j: table[:, j // 8] * 16 + j % 8),
         "blocks of 16 keys are read as blocks of 8: key j is key j % 8 of entry j // 8 of the "),
+    "strides of blocks": (
+        lambda: in_blocks(lambda table, j: table[:, j // 16] * 16 + j % 16, turned=True),
+        "each block of the cache is read with the strides of (heads, rows), not (rows, heads)"),
+    "unscaled tile": (lambda: given(np.where(J < 64, 1, 4) * S), "scores are not scaled: keys 64 "),
+    "mask from a place on": (lambda: given(hide(S, np.roll(MASK, -23)), mask=MASK),
+        "key j has the mask of key j + 23 (cyclically)"),
     "late slots": (late_slots,
         "hidden keys are seen: keys 30 to 31, and keys are left out: keys 36 to 37"),
     "stride of heads": (
