@@ -95,6 +95,20 @@ def read_heads(problem: Problem, to: HeadRule, text: str = "") -> Alternative:
     return Alternative(text, problem, move=lambda x: x._replace(at=to(x.at)))
 
 
+def read_rows(problem: Problem, to: Callable[[int], tuple[int, int]], rows: Rows) -> Result:
+    """Compute the rows of the heads and queries that a rule finds; zeros past the last query.
+
+    The rule is of the place of a row among those of all heads, one head after another.
+    """
+    n, given, results = problem.shape[0], Alternative("", problem), []
+    for place in (problem.number(rows.at) * n + rows.queries).tolist():
+        head, i = to(place)
+        at = Rows(problem.index_of(head), np.array([min(i, n - 1)]), rows.keys)
+        x = given.result(at)
+        results.append(x if i < n else Result(*(0 * y for y in x)))
+    return Result(*(np.concatenate(x) for x in zip(*results, strict=True)))
+
+
 def take_rows(
     problem: Problem,
     rows: Rows,

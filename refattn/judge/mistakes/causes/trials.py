@@ -35,6 +35,7 @@ from ..operators.own_keys import list_own_keys
 from ..operators.pages import list_blocks_of_cache
 from ..operators.sinks import list_sinks
 from ..operators.spans import list_spans
+from ..operators.strides import PADDED_TO
 from ..operators.tiles import (
     list_crossed_parts,
     list_interleaved,
@@ -48,7 +49,7 @@ from .fills import STARTS, list_filled, list_fills, rate_fill
 from .fitted import list_counted, list_wrong_tiles, sum_by_tiles
 from .heads import describe_numbers, list_exchanged, list_of_heads, list_other_places
 from .normalisers import follow_normalisers
-from .sampled import Alternative, Result, Rows, attend
+from .sampled import Alternative, Result, Rows, attend, read_rows
 from .sequences import list_hidden, list_padded
 from .slips import PARTS, list_slips
 from .wrong_rows import (
@@ -159,7 +160,7 @@ class Trials:
     ) -> None:
         self.mistakes, self.posed = mistakes, posed or problem
         self.problem, self.sample, self.about = problem, sample, (problem, numbers, profile)
-        self.zero = are_zero(sample)
+        self.zero, self.swapped = are_zero(sample), partial(read_rows, problem, self._swap)
         given = Alternative("", problem)
         self.given = [given.result(x.rows) for x in sample.heads]
         self.sizes = [sample.unit * row_sizes(x.out) for x in self.given]
@@ -252,7 +253,7 @@ class Trials:
         alternatives += chain(*(self.guard(x(self.problem)) for x in _PLAIN_LISTS))
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             text = "heads and queries of the output are swapped (transposed)"
-            alternatives.append(Alternative(text, self.problem, answer=self._transposed))
+            alternatives.append(Alternative(text, self.problem, answer=self.swapped))
         yield from self.explain_all(alternatives)
         families = [*list_families(self.problem)]
         if not self.sample.told or np.sum(self.sample.wrong) >= _ROWS_OF_POWER:
@@ -330,7 +331,12 @@ class Trials:
     def list_moved(self) -> Iterator[tuple[str, Callable[[Rows], Result]]]:
         """List results that are written to other places."""
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
-            yield "transposed (heads and queries swapped)", self._transposed
+            yield "transposed (heads and queries swapped)", self.swapped
+        n = self.problem.shape[0]
+        for size in PADDED_TO if math.prod(self.problem.lead) > 1 else ():
+            if apart := -n % size:
+                text = f"read {n} by {n} rows, but heads are written {n + apart} rows apart"
+                yield text, partial(read_rows, self.problem, lambda x, c=n + apart: divmod(x, c))
         keys = self.problem.shape[1]
         for parts in (x for x in PARTS if x < keys):
             size = -(-keys // parts)
@@ -373,15 +379,11 @@ class Trials:
     def _of_keys(self, j: slice, rows: Rows) -> Result:
         return Alternative("", self.problem).result(rows._replace(keys=rows.keys[j]))
 
-    def _transposed(self, rows: Rows) -> Result:
-        """Compute the rows that are there if heads are written after queries."""
-        heads, n = self.problem.lead[-1], self.problem.shape[0]
-        given, results = Alternative("", self.problem), []
-        for i in rows.queries:
-            at, head = divmod(rows.at[-1] * n + int(i), heads)
-            index = (*rows.at[:-1], head)
-            results.append(given.result(Rows(index, np.array([at]), rows.keys)))
-        return Result(*(np.concatenate(x) for x in zip(*results, strict=True)))
+    def _swap(self, place: int) -> tuple[int, int]:
+        """Find the head and the query of a place if heads are written after queries."""
+        n, heads = self.problem.shape[0], self.problem.lead[-1]
+        member, inside = divmod(place, n * heads)
+        return member * heads + inside % heads, inside // heads
 
     def explain_heads(self) -> Iterator[Explained]:
         """List what explains the heads by others, or by a number for each."""

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from ...rounding.problems import Index, Problem
-from ..causes.sampled import Alternative
+from ..causes.sampled import Alternative, read_rows
 
 PADDED_TO = (16, 32, 64, 128)  # to which rows may be padded
 _WORD_BITS = (8, 16, 32, 64)  # bits of a mask that are one number
 _STACKED = 2**22  # numbers of an array, at most, that is read with other strides
+_SPLIT = 2**20  # numbers of queries and keys, at most, if each row is computed in another head
 
 
 def list_strides(problem: Problem) -> Iterator[Alternative]:
@@ -38,10 +39,37 @@ def list_strides(problem: Problem) -> Iterator[Alternative]:
                 for x in names:
                     turned = turned.replaced(x, partial(_read_other, problem, x, shared, take))
                 yield Alternative(f"{text} {words}", turned)
+    of_head = sum(problem.shape[:2]) * problem.first["q"].shape[1]
+    if heads > 1 and problem.packed is None and heads * of_head <= _SPLIT:
+        yield from _list_split(problem, heads)
     yield from _list_head_strides(problem)
     yield from _list_broadcast(problem)
     yield from _list_mask_strides(problem)
     yield from _list_member_strides(problem)
+
+
+def _list_split(problem: Problem, heads: int) -> Iterator[Alternative]:
+    """List kernels that read queries, keys and values, and write the output, with other strides."""
+    n, shared = problem.shape[0], heads // (problem.key_heads or heads)
+    # Where a row is computed: places of heads and queries are those of the output.
+    back = (lambda h, i: divmod(i * heads + h, n)), lambda h, i: divmod(h * n + i, heads)[::-1]
+    for (words, take), rule in zip(TURNED.items(), back, strict=True):
+        turned = problem
+        for x in "qkv":
+            of_each = 1 if x == "q" else shared
+            turned = turned.replaced(x, partial(_read_other, problem, x, of_each, take))
+        answer = partial(read_rows, turned, partial(_find_computed, rule, heads, n))
+        text = f"queries, keys, values and the output have the strides of {words}"
+        yield Alternative(text, turned, answer=answer)
+
+
+def _find_computed(
+    rule: Callable[[int, int], tuple[int, int]], heads: int, n: int, place: int
+) -> tuple[int, int]:
+    """Find the head, of all, and the query that are at a place of the output."""
+    head, i = divmod(place, n)
+    other, row = rule(head % heads, i)
+    return head - head % heads + other, row
 
 
 def _list_head_strides(problem: Problem) -> Iterator[Alternative]:

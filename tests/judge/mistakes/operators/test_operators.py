@@ -223,6 +223,13 @@ def in_blocks(read, turned=False):
     )
 
 
+def split():
+    """Heads are split from (rows, heads) as if these were (heads, rows), and joined so."""
+    q, k, v = (np.swapaxes(x, 0, 1).reshape(x.shape) for x in (Q, K, V))
+    out, _ = fused(scores(q, k), v)
+    return given(S) | {"out": np.swapaxes(out.reshape(N, 4, 16), 0, 1)}
+
+
 def new_keys(lost):
     """Keys from 40, or 43, on are zeros in batch members 0 and 2."""
     return np.where((np.arange(48) >= np.array([40, 48, 43])[:, None])[:, None, :, None], 0, lost)
@@ -279,6 +286,11 @@ CASES = {
     "strides of blocks": (
         lambda: in_blocks(lambda table, j: table[:, j // 16] * 16 + j % 16, turned=True),
         "each block of the cache is read with the strides of (heads, rows), not (rows, heads)"),
+    "split heads": (split, "queries, keys, values and the output have the strides of (heads, rows)"),
+    "padded lse": (
+        lambda: given(S) | {"lse": np.pad(fused(S, V)[1], ((0, 0), (0, 32))).ravel()[: 4 * N]
+            .reshape(4, N)},
+        "lse is read 96 by 96 rows, but heads are written 128 rows apart"),
     "unscaled tile": (lambda: given(np.where(J < 64, 1, 4) * S), "scores are not scaled: keys 64 "),
     "mask from a place on": (lambda: given(hide(S, np.roll(MASK, -23)), mask=MASK),
         "key j has the mask of key j + 23 (cyclically)"),
