@@ -95,7 +95,7 @@ def read_heads(problem: Problem, to: HeadRule, text: str = "") -> Alternative:
     return Alternative(text, problem, move=lambda x: x._replace(at=to(x.at)))
 
 
-def read_rows(problem: Problem, to: Callable[[int], tuple[int, int]], rows: Rows) -> Result:
+def answer_places(problem: Problem, to: Callable[[int], tuple[int, int]], rows: Rows) -> Result:
     """Compute the rows of the heads and queries that a rule finds; zeros past the last query.
 
     The rule is of the place of a row among those of all heads, one head after another.

@@ -49,7 +49,7 @@ from .fills import STARTS, list_filled, list_fills, rate_fill
 from .fitted import list_counted, list_wrong_tiles, sum_by_tiles
 from .heads import describe_numbers, list_exchanged, list_of_heads, list_other_places
 from .normalisers import follow_normalisers
-from .sampled import Alternative, Result, Rows, attend, read_rows
+from .sampled import Alternative, Result, Rows, answer_places, attend
 from .sequences import list_hidden, list_padded
 from .slips import PARTS, list_slips
 from .wrong_rows import (
@@ -160,7 +160,7 @@ class Trials:
     ) -> None:
         self.mistakes, self.posed = mistakes, posed or problem
         self.problem, self.sample, self.about = problem, sample, (problem, numbers, profile)
-        self.zero, self.swapped = are_zero(sample), partial(read_rows, problem, self._swap)
+        self.zero, self.swapped = are_zero(sample), partial(answer_places, problem, self._swap)
         given = Alternative("", problem)
         self.given = [given.result(x.rows) for x in sample.heads]
         self.sizes = [sample.unit * row_sizes(x.out) for x in self.given]
@@ -336,7 +336,7 @@ class Trials:
         for size in PADDED_TO if math.prod(self.problem.lead) > 1 else ():
             if apart := -n % size:
                 text = f"read {n} by {n} rows, but heads are written {n + apart} rows apart"
-                yield text, partial(read_rows, self.problem, lambda x, c=n + apart: divmod(x, c))
+                yield text, partial(answer_places, self.problem, (n + apart).__rdivmod__)
         keys = self.problem.shape[1]
         for parts in (x for x in PARTS if x < keys):
             size = -(-keys // parts)

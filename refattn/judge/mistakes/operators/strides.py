@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from ...rounding.problems import Index, Problem
-from ..causes.sampled import Alternative, read_rows
+from ..causes.sampled import Alternative, answer_places
 
 PADDED_TO = (16, 32, 64, 128)  # to which rows may be padded
 _WORD_BITS = (8, 16, 32, 64)  # bits of a mask that are one number
 _STACKED = 2**22  # numbers of an array, at most, that is read with other strides
-_SPLIT = 2**20  # numbers of queries and keys, at most, if each row is computed in another head
+_SPLIT_WRONGLY = (
+    2**20
+)  # numbers of queries and keys, at most, if each row is computed in another head
 
 
 def list_strides(problem: Problem) -> Iterator[Alternative]:
@@ -40,7 +42,7 @@ def list_strides(problem: Problem) -> Iterator[Alternative]:
                     turned = turned.replaced(x, partial(_read_other, problem, x, shared, take))
                 yield Alternative(f"{text} {words}", turned)
     of_head = sum(problem.shape[:2]) * problem.first["q"].shape[1]
-    if heads > 1 and problem.packed is None and heads * of_head <= _SPLIT:
+    if heads > 1 and problem.packed is None and heads * of_head <= _SPLIT_WRONGLY:
         yield from _list_split(problem, heads)
     yield from _list_head_strides(problem)
     yield from _list_broadcast(problem)
@@ -58,7 +60,7 @@ def _list_split(problem: Problem, heads: int) -> Iterator[Alternative]:
         for x in "qkv":
             of_each = 1 if x == "q" else shared
             turned = turned.replaced(x, partial(_read_other, problem, x, of_each, take))
-        answer = partial(read_rows, turned, partial(_find_computed, rule, heads, n))
+        answer = partial(answer_places, turned, partial(_find_computed, rule, heads, n))
         text = f"queries, keys, values and the output have the strides of {words}"
         yield Alternative(text, turned, answer=answer)
 

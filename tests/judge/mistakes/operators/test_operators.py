@@ -286,7 +286,7 @@ CASES = {
     "strides of blocks": (
         lambda: in_blocks(lambda table, j: table[:, j // 16] * 16 + j % 16, turned=True),
         "each block of the cache is read with the strides of (heads, rows), not (rows, heads)"),
-    "split heads": (split, "queries, keys, values and the output have the strides of (heads, rows)"),
+    "split heads": (split, "queries, keys, values and the output have the strides of (heads, "),
     "padded lse": (
         lambda: given(S) | {"lse": np.pad(fused(S, V)[1], ((0, 0), (0, 32))).ravel()[: 4 * N]
             .reshape(4, N)},
