@@ -16,9 +16,7 @@ from ..causes.sampled import Alternative, answer_places
 PADDED_TO = (16, 32, 64, 128)  # to which rows may be padded
 _WORD_BITS = (8, 16, 32, 64)  # bits of a mask that are one number
 _STACKED = 2**22  # numbers of an array, at most, that is read with other strides
-_SPLIT_WRONGLY = (
-    2**20
-)  # numbers of queries and keys, at most, if each row is computed in another head
+_SPLIT_WRONGLY = 2**20  # the same of queries and keys, if each row is of another head
 
 
 def list_strides(problem: Problem) -> Iterator[Alternative]:
