@@ -63,8 +63,9 @@ def assert_attention_close(
         Inputs of the kernel, of NumPy, torch, JAX or any array API library.
     dtype : str, optional
         Storage type of the kernel, that of `q` by default.
-    layout : {"bhnd", "bnhd"}
-        Whether heads come before tokens; in `mask`, `bias`, `sinks` and `omega` they always do.
+    layout : {"bhnd", "bnhd", "hnd"}
+        Whether heads come before tokens, with "hnd" in blocks of a cache; in `mask`, `bias`,
+        `sinks` and `omega` they always do.
     causal, mask, scale, **options
         As for `refattn.verify`: also `window`, `softcap`, `sinks`, `bias`, `profile`, `alpha`,
         `accumulate`, `estimator`, `omega`, and `d_out` with `dq`, `dk` and `dv`.

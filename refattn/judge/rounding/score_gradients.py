@@ -184,6 +184,8 @@ def analyse_pairs(
     if to is not None:
         for by in after:
             gradient = gradient.rounded(to, by)
+        if roundings.stepwise and is_power_of_two(head.scale):
+            gradient = gradient.shrunk(to, abs(head.scale))
     if roundings.maximum:
         residuals = saved.residuals[i.start // BLOCK_QUERIES]
         assert residuals is not None
@@ -263,6 +265,15 @@ class _ScoreGradient(NamedTuple):
         return _ScoreGradient(
             self.s, round_scaled(to, self.near, by), self.variance + variance, bound
         )
+
+    def shrunk(self, to: Format, by: float) -> _ScoreGradient:
+        """Round once more, after a multiplication by a power of two, what is below 2^least."""
+        size = by * np.abs(self.s)
+        small, may_be_small = size < to.tiny, size - by * self.bound < to.tiny
+        if by >= 1 or not may_be_small.any():
+            return self
+        of, again = (small, small, small, may_be_small), self.rounded(to, by)
+        return _ScoreGradient(*map(np.where, of, again, self))
 
     def times(
         self, tile: Tile, near: Doubles | float, most: Doubles, unit: float

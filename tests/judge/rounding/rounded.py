@@ -456,7 +456,7 @@ FUSED, TF = Back(weights=True, d_scores=True, delta="out"), ("tfloat32", "tfloat
 BACKWARD = {
     **dict.fromkeys(("math", "math-maximum", "serial"), Back()),  # the second by `differentiated`
     "recomputed": Back(delta="out"),
-    **dict.fromkeys(("flash", "flash-fast"), FUSED),
+    **dict.fromkeys(("flash", "flash-fast", "flash-lazy"), FUSED),
     **{f"flash-{x}": FUSED._replace(parts=(x, 512)) for x in (32, 64, 256)},
     "flash-scaled": FUSED._replace(scaled=True),
     "flash-again": FUSED._replace(scaled=True, again=True),

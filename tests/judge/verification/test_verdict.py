@@ -379,7 +379,7 @@ def test_causal_attention_off_by_one_that_was_not_said(queries, ahead, words):
     out, _ = of_heads("flash", q, k, v, "bfloat16", mask=mask)
     found = judged(out, q=q)
     assert found.verdict == "FAIL"
-    assert found.suspects[0].text == f"agrees if attention is causal, and a query {words}"
+    assert found.suspects[0].text == f"agrees if attention is causal, but a query {words}"
     if not mask.any(-1).all():  # what there is for a query without keys is not asked
         out[:, 0] = np.nan
         assert judged(out, q=q).suspects[0].text == found.suspects[0].text

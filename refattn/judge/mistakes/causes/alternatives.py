@@ -155,7 +155,7 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
             yield Alternative(text, problem._replace(window=window))
     # Without a limit on the right, attention may be causal as it is, or by mistake.
     if right is None:
-        reach = "" if problem.causal else "attention is causal, and "
+        reach = "" if problem.causal else "attention is causal, but "
         for words, by in (("also sees the next key", 1), ("does not see its last key", -1)):
             seen = partial(_show_reach, left=left, right=by)
             yield Alternative(f"{reach}a query {words}", problem, seen)
@@ -166,7 +166,7 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
                 seen = partial(_show_reach, left=left, right=-shift)
                 yield Alternative(text, problem, seen)
     if right in (None, 0):
-        reach = "" if is_causal else "attention is causal, and "
+        reach = "" if is_causal else "attention is causal, but "
         for size in (x for x in _BLOCKS if x < max(n, m)):
             theirs = {"all keys of the block": size - 1, "only the keys before the block": -1}
             for words, last in theirs.items():

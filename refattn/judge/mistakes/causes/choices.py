@@ -97,6 +97,14 @@ def list_choices(problem: Problem) -> Iterator[Alternative]:
             yield Alternative(text, seen.replaced("bias", partial(_add_counted, often)))
 
 
+# The choice of another head is what its own queries and keys rank.
+_WHOSE_CHOICE = {
+    "index_q is": ["index_q"],
+    "index_k is": ["index_k"],
+    "indices are": ["index_q", "index_k"],
+}
+
+
 def list_rankings(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """List problems of which the best keys may have been chosen by mistake."""
     ranks = dict(_RANKINGS)
@@ -105,9 +113,8 @@ def list_rankings(problem: Problem) -> Iterator[tuple[str, Problem]]:
     for text, rank in ranks.items():
         yield text, problem._replace(read=partial(_rank_otherwise, problem, rank))
     for words, at in list_head_rules(problem):
-        for names in (["index_q"], ["index_k"], ["chosen"]):
-            text = "indices" if names == ["chosen"] else names[0]
-            yield f"{text} is read from {words}", problem.with_arrays_of(names, at)
+        for text, names in _WHOSE_CHOICE.items():
+            yield f"{text} read from {words}", problem.with_arrays_of(names, at)
 
 
 def _rank_otherwise(

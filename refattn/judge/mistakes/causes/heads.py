@@ -42,7 +42,7 @@ def list_exchanged(
             at, i = x.rows.at, np.flatnonzero(x.wrong)[:_ROWS]
             rows = x.rows._replace(queries=x.rows.queries[i])
             near = every if len(every) <= _HEADS else [at, *(rule(at) for _, rule in rules)]
-            same = sorted(near, key=lambda y, last=at[-1]: y[-1] != last)  # first, of equal ones
+            same = sorted(near, key=lambda y, at=at: (y != at, y[-1] != at[-1]))  # of equal ones
             for other in (*dict.fromkeys(same), *[None] * may_lack) if len(i) else ():
                 out = take({at: other}.get).result(rows).out
                 z = divide(differ(x.got[i], out), size[i])

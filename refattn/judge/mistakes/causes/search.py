@@ -152,7 +152,7 @@ def suspect_alternative(words: str, one: Explained, trials: Trials) -> Suspect:
         name = "roundings"
     wrong = (trials.sample.wrong.any(1), [x.wrong.any() for x in trials.sample.heads])
     more = int(np.sum(wrong[0])) - int(np.sum(wrong[1]))  # heads that were not taken
-    if one.alternative.named and more:
+    if one.alternative.named and more > 0:
         words = f"{words} (and {more} more heads)"
     if trials.sample.remarks:
         words = f"{words}, and {' and '.join(trials.sample.remarks)}"

@@ -19,7 +19,6 @@ from .tiles import choose_columns, describe_keys
 _CLASS_PERIODS = (2, 4, 8, 16, 32, 64, 48, 24, 96, 128)  # of keys of which some are a class
 _ROWS_OF_CLASS, _HEADS_OF_CLASS = 32, 4
 _LEFT_BY_CLASSES = 4.0  # mean square of z, at most
-_LEAST_RANGE = 1.01  # of the numbers that weights are multiplied by
 
 KeyClass = npt.NDArray[np.bool_]
 

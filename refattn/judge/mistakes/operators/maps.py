@@ -109,7 +109,7 @@ def list_heads_read(
     tells whether this is known of these heads alone.
     """
     moved = {at: min(x, key=x.__getitem__) for at, x in far.items()}
-    moved = {at: x for at, x in moved.items() if x != at}
+    moved = {at: x for at, x in sorted(moved.items()) if x != at}
     # That each head is nearest to itself is no exchange.
     if not moved:
         return

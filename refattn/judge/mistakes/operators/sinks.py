@@ -24,7 +24,7 @@ def list_sinks(problem: Problem) -> Iterator[Alternative]:
     heads, n = problem.lead[-1] if problem.lead else 1, problem.shape[0]
     for size in sorted({heads, heads // (problem.key_heads or heads)} - {1}):
         orders = {f"{size} i + g": (1, size), f"{n} g + i": (n, 1)}
-        steps = sorted({size, n, *(2**x for x in range(8))})
+        steps = sorted({size, n})
         for (name, (of_head, of_query)), step in product(orders.items(), steps):
             if step < size * n and not (step == n and of_head == n and n >= size):  # its own
                 place = f"({name}) // {step} % {size}"
