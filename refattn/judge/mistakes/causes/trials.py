@@ -296,6 +296,7 @@ class Trials:
         if self.sample.told:
             lists.append(list_own_keys(problem, every, unit))
         lists.append(list_blocks_of_cache(problem, few, unit))
+        lists.append(list_mask_ends(problem, every, unit))
         lists += [list_reads(*x) for x in first]
         lists.append(list_counted(problem, every, columns, length))
         lists.append(list_other_places(problem, self.sample))
@@ -303,7 +304,6 @@ class Trials:
         if length:
             lists += [list_reaches(*x, lambda y: wrong[problem.number(y.at), y.i]) for x in first]
         lists.append(list_own_limits(problem, every, unit))
-        lists.append(list_mask_ends(problem, every, unit))
         lists.append(list_columns(problem, every, unit))
         lists.append(list_partial_sums(problem, every, unit))
         lists.append(list_stale_weights(problem, few, unit))
