@@ -977,6 +977,15 @@ def test_cutting_a_difference_that_cancels():
     assert judged(q, k, v, g, found, "float32").parts["dq"].verdict == "FAIL"
 
 
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_a_scale_of_a_power_of_two_rounds_what_becomes_subnormal(seed):
+    """One query of long keys: most derivatives to scores are a few of the smallest numbers."""
+    q, k, v, g = arrays(np.random.default_rng(seed), "float16", 2, 1, 160, 16)
+    q = FORMATS["float16"].round(2 * q)
+    found = made("eager", q, k, v, g, "float16")
+    assert judged(q, k, v, g, found, "float16", explain=False).parts["dk"].verdict != "FAIL"
+
+
 @pytest.mark.soak("True")
 @pytest.mark.long
 @pytest.mark.parametrize("with_options", [False, True])
