@@ -81,6 +81,17 @@ def test_parts_with_nothing_to_weigh(keys):
     assert (found.verdict, last.remarks) == ("PASS", ["no query sees more than one key"])
 
 
+def test_parts_of_equal_scores_tell_nothing():
+    """Two keys of one weight: what a scale does is not seen."""
+    q, k, v = inputs()
+    chunks = [decode_chunk(0 * q, k[:, a:b], v[:, a:b]) for a, b in ((0, 62), (62, 64))]
+    part_out, part_lse = (np.stack(x) for x in zip(*chunks, strict=True))
+    arrays = {"q": 0 * q, "k": k, "v": v, "part_out": bf16(part_out), "part_lse": part_lse}
+    given = {"part_keys": np.array([0, 62, 64]), "dtype": "bfloat16", "explain": False}
+    found = refattn.verify(**arrays, **given, out=combine(bf16(part_out), part_lse))
+    assert found.parts["part 1"].verdict == "UNDERPOWERED"
+
+
 def test_parts_in_float32():
     q, k, v = (x.astype(f32) * f32(0.7) for x in inputs())
     found = [decode_chunk(q, k[:, a:b], v[:, a:b], f32) for a, b in pairwise(KEYS)]

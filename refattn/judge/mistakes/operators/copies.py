@@ -21,10 +21,8 @@ from ..causes.wrong_rows import FAR, Sample, differ, divide, row_sizes, thin
 _POOL, _HEADS = 2**24, 4  # pairs of rows that are compared, and wrong heads, at most
 _FEWEST, _NO_FACTOR = 4, 0.01  # rows that hold others, at least; factor that is none
 _MATCHED, _PART = 0.9, 0.3  # shares of wrong rows that hold others: of all, and of a part
-_ALL_BLOCKS, _FIRST_BLOCKS = (
-    0.999,
-    32,
-)  # of wrong blocks; and these, by which they are tried
+_ALL_BLOCKS = 0.999  # of wrong blocks
+_FIRST_BLOCKS = 32  # wrong ones that are tried before all are
 _AS_HELD, _OF_CANCELLED = 0.25, 0.1  # of the length of a block, at most, that its errors are
 _WIDTHS = (128, 64, 32, 16, 8, 4)  # of blocks
 _DISTANCES, _SPANS = 4, 4  # distances that are told apart, and spans that are named, at most
@@ -138,14 +136,9 @@ def match_blocks(
     If what is `right` is given, those that are added to it.
     """
     shape, wrong, unit = task
-    held, theirs = (
-        _cut_blocks((got if right is None else got - right)[None], shape),
-        _cut_blocks(pool.exact, shape),
-    )
-    marked, sizes = (
-        _cut_blocks(wrong[None], shape).any(-1),
-        _cut_blocks(row_sizes(got)[None], shape),
-    )
+    held = _cut_blocks((got if right is None else got - right)[None], shape)
+    theirs, marked = _cut_blocks(pool.exact, shape), _cut_blocks(wrong[None], shape).any(-1)
+    sizes = _cut_blocks(row_sizes(got)[None], shape)
     empty, some = (np.flatnonzero(marked & (np.any(held, -1) == x)) for x in (False, True))
     none, count = np.zeros((0, 3), int), len(some) + len(empty)
     found = Copies(pool, shape, none, none, len(empty), 1.0, count, right is not None)

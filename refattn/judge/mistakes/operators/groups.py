@@ -18,11 +18,8 @@ from ..causes.backward import Backward, Candidate, Shares, compute_gradient, cou
 from ..causes.wrong_rows import Sampled, differ, divide, row_sizes, thin
 
 _FITTED_ROWS, _ROWS_OF_DQ = 16, 8  # of a head: to which times are fitted, and of dq
-_MOST_QUERY_HEADS, _OFTENEST, _OFF_COUNTS = (
-    16,
-    4,
-    0.05,
-)  # times that one counts, and how near
+_MOST_QUERY_HEADS = 16  # of a key head
+_OFTENEST, _OFF_COUNTS = 4, 0.05  # times that one counts, at most, and how near a fit is to it
 _SQUARE = 9.0  # mean square of z, at most, that is left
 _GROUPED_PAIRS = 2**22  # of queries and keys of all heads, at most, that are read otherwise
 _COUNT_AS = {0: "are left out", 2: "count twice", 3: "count 3 times", 4: "count 4 times"}

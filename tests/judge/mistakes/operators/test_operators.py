@@ -177,7 +177,7 @@ def across():
 def sinks_of_rows():
     sinks = np.array([3, -1, 4, 1.0])
     w = np.exp(S)
-    total = np.sum(w, -1) + np.exp(sinks[(4 * J + HEAD[..., 0]) // 8 % 4])
+    total = np.sum(w, -1) + np.exp(sinks[(4 * J + HEAD[..., 0]) // 4 % 4])
     return given(S) | {"out": BF16(w @ V / total[..., None]), "sinks": sinks}
 
 
@@ -275,7 +275,7 @@ CASES = {
     "overlapping rows": (padded_rows, "q . k also sums the first 8 channels of the next token"),
     "axes": (across, "attention runs over the heads of the same token"),
     "sinks of rows": (sinks_of_rows,
-        "in query i, head g of each 4 has the sink that is number (4 i + g) // 8 % 4"),
+        "in query i, head g of each 4 has the sink that is number (4 i + g) // 4 % 4"),
     "scale of some keys": (scaled, "v_scale is not applied: keys 24 to 47 of batch member 1"),
     "zeros of members": (lambda: members_of(new_keys),
         "keys and values are read as 0: keys 40 to 47 of batch member 0, keys 43 to 47 of batch "),
