@@ -77,7 +77,14 @@ def omega_only(p):
 
 
 def projection(p):
-    return omega_only(p) | {"kernel_epsilon": 0.125}
+    """Frequencies of which few products, of small problems none, are near the kink of a ReLU."""
+    tokens = np.concatenate([x.reshape(-1, p.q.shape[-1]) for x in (p.q, p.k)])
+    for _ in range(20):
+        omega = omega_only(p)
+        products = tokens @ omega["omega"].reshape(-1, p.q.shape[-1]).T
+        if np.min(np.abs(products), initial=1.0) > 1e-4:
+            break
+    return omega | {"kernel_epsilon": 0.125}
 
 
 def own_frequencies(p):

@@ -129,8 +129,8 @@ def list_weighted_classes(
         for first in (0, period // 2):
             residues = np.arange(first, first + period // 2)
             keys = np.isin(np.arange(m) % period, residues)
-            called = f"{name_span('keys', residues)} of each {period}"
-            text = f"weights of {called}, over those of the others,"
+            called = name_span("keys", residues) + f" of each {period}" * (period < m)
+            text = f"weights of {called} have a factor of their own in each row"
             off = number = 0.0
             for x in some:
                 _, out, _ = _fit_factors(problem, keys, x.rows, x.got)
@@ -141,8 +141,8 @@ def list_weighted_classes(
     for _, text, keys in sorted(best, key=lambda x: x[0])[:1]:
         factors = np.concatenate([_fit_factors(problem, keys, x.rows, x.got)[2] for x in some])
         answer = partial(_attend_by_factors, problem, keys, heads, numbers)
-        text += f" are multiplied by a number of each row, {np.min(factors):.3g} to "
-        yield Alternative(f"{text}{np.max(factors):.3g}", problem, answer=answer)
+        text += f", {np.min(factors):.3g} to {np.max(factors):.3g}"
+        yield Alternative(text, problem, answer=answer)
 
 
 def _fit_factors(

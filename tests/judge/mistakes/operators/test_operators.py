@@ -267,7 +267,7 @@ CASES = {
         "in columns between 0 and 11, the sum of the weights has keys 0 to 3 of each 8 "),
     "a class of weights": (
         lambda: by_sums(1, np.where((HEAD == 1) & (J % 32 < 16), np.exp(Q[..., :1]), 1)),
-        "weights of keys 16 to 31 of each 32, over those of the others, are multiplied by a "),
+        "weights of keys 16 to 31 of each 32 have a factor of their own in each row, "),
     "stale weights": (stale, "values of keys 32 to 63 meet the weights of the 32 keys before"),
     "exchanged blocks": (exchanged, "in head 0, columns 0 to 7 of queries 8 to 95 whose index % "
         "16 is 8 to 15 hold the numbers of columns 8 to 15 of queries 0 to 87 whose index"),
