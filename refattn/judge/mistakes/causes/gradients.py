@@ -14,12 +14,14 @@ import numpy as np
 from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.formats import FORMATS, Format
+from ...rounding.head import Tile
 from ...rounding.problems import Index
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ...verification.empty_rows import find_unseen
 from ...verification.findings import ONLY_IN, Part, Suspect
 from ..defects.catalogue import Mutant
+from ..operators.backward_places import list_limited, list_scoped
 from ..operators.groups import list_regrouped, list_weighed
 from ..operators.intervals import find_interval
 from ..operators.maps import write_shift
@@ -427,11 +429,11 @@ def _list_rounded_scores(back: Backward) -> Iterator[Candidate]:
         by = {"q . k is (or scores are)": scale}
     for name, (words, factor) in product(("float16", "bfloat16"), by.items()):
         text = f"in the backward pass {words} rounded to {name}"
-        yield Candidate(text, scores=partial(_round_scores, FORMATS[name], factor))
+        yield Candidate(text, tile=partial(_round_scores, FORMATS[name], factor))
 
 
-def _round_scores(to: Format, by: float, scores: Doubles) -> Doubles:
-    return np.asarray(by * to.round(scores / by))
+def _round_scores(to: Format, by: float, tile: Tile) -> Tile:
+    return tile._replace(scores=by * to.round(tile.scores / by))
 
 
 def _list_solved(back: Backward) -> Iterator[Candidate]:
@@ -515,6 +517,8 @@ _LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
     _list_other_strides,
     _list_rounded_scores,
     list_regrouped,
+    list_limited,
+    list_scoped,
     _list_added_rows,
     _list_solved,
     _list_known,

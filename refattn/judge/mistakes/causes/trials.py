@@ -30,7 +30,13 @@ from ..operators.classes import (
 from ..operators.columns import list_columns
 from ..operators.exponentials import list_powers, list_rounded_by_tiles, list_weights
 from ..operators.intervals import list_intervals, list_lost_parts
-from ..operators.limits import list_mask_ends, list_own_limits, list_reaches, list_windows
+from ..operators.limits import (
+    list_mask_ends,
+    list_own_limits,
+    list_reaches,
+    list_windows,
+    rate_limits,
+)
 from ..operators.own_keys import list_own_keys
 from ..operators.pages import list_blocks_of_cache
 from ..operators.sinks import list_sinks
@@ -66,6 +72,7 @@ from .wrong_rows import (
     fit_number,
     list_wrong,
     row_sizes,
+    thin,
 )
 
 # What a search may meet: `StopIteration` in a generator is a RuntimeError.
@@ -168,6 +175,7 @@ class Trials:
             divide(differ(x.got, y.out), size)
             for x, y, size in zip(sample.heads, self.given, self.sizes, strict=True)
         ]
+        self.rate = partial(rate_limits, sample.unit)
         wrong = [np.flatnonzero(x.wrong) for x in sample.heads]
         # A few rows of the head with most wrong ones, by which most alternatives are left out.
         at = max(range(len(wrong)), key=lambda x: len(wrong[x]), default=0)
@@ -268,8 +276,8 @@ class Trials:
         enough = np.sum(self.sample.wrong) * self.problem.shape[2] >= FEWEST_NUMBERS
         for x, own in zip(self.first, self.given_first, strict=True) if enough else ():
             some = self.problem, x, self.sample.unit * row_sizes(own)
-            ways = (list_intervals, list_reaches, list_windows)
-            yield from self.explain_all(chain(*(way(*some) for way in ways)))
+            reaches = list_reaches(self.problem, x, self.rate)
+            yield from self.explain_all(chain(list_intervals(*some), reaches, list_windows(*some)))
 
     def _find_fills(self) -> Iterator[tuple[str, Callable[[float], Alternative]]]:
         """Find the ways to hide keys by a number that come nearest to rows, or their lse."""
@@ -286,7 +294,7 @@ class Trials:
         problem, unit, wrong = self.problem, self.sample.unit, self.sample.wrong
         columns, length = partial(sum_by_tiles, problem, unit), find_tiles(wrong)
         every = list_wrong(problem, self.about[1], wrong)
-        few = [x.take(np.flatnonzero(x.wrong)[:_FIRST_ROWS]) for x in self.sample.heads]
+        few = [x.take(thin(np.flatnonzero(x.wrong), _FIRST_ROWS)) for x in self.sample.heads]
         few = [x for x in few if len(x.got)]
         lists: list[Iterator[Alternative]] = []
         first = [
@@ -302,8 +310,9 @@ class Trials:
         lists.append(list_other_places(problem, self.sample))
         lists.append(self.take_nearest(list_wrong_tiles(problem)))
         if length:
-            lists += [list_reaches(*x, lambda y: wrong[problem.number(y.at), y.i]) for x in first]
-        lists.append(list_own_limits(problem, every, unit))
+            where = lambda y: wrong[problem.number(y.at), y.i]
+            lists += [list_reaches(problem, x, self.rate, where) for x in self.first]
+        lists.append(list_own_limits(problem, every, self.rate))
         lists.append(list_columns(problem, every, unit))
         lists.append(list_partial_sums(problem, every, unit))
         lists.append(list_stale_weights(problem, few, unit))

@@ -10,7 +10,7 @@ import numpy as np
 
 from ....arrays.library import Doubles
 from ....arrays.words import place
-from ...rounding.head import scan_tile
+from ...rounding.head import Tile, scan_tile
 from ...rounding.problems import Index
 from ...rounding.saved import BackwardHead
 from ...verification.findings import describe_span, name_span
@@ -143,13 +143,11 @@ def _regroup(
             continue
         (held, kept), (other, _) = (back.keep(of, (*member, x)) for x in (h, g * share))
         own = scan_tile(held.head, slice(0, len(held.head.q)), slice(0, held.head.keys))
-        head, scores = held.head._replace(k=other.head.k, v=other.head.v), None
-        if saved and own is not None:
-            scores = own.scores
+        head = held.head._replace(k=other.head.k, v=other.head.v)
         again = BackwardHead(head, held.d_out, None)
-        total += compute_gradient(again, kept, of, partial(_put_scores, scores))
+        total += compute_gradient(again, kept, of, partial(_put_scores, own if saved else None))
     return total
 
 
-def _put_scores(saved: Doubles | None, scores: Doubles) -> Doubles:
-    return scores if saved is None else saved
+def _put_scores(saved: Tile | None, tile: Tile) -> Tile:
+    return tile if saved is None else tile._replace(scores=saved.scores)

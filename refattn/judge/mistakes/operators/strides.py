@@ -42,10 +42,28 @@ def list_strides(problem: Problem) -> Iterator[Alternative]:
     of_head = sum(problem.shape[:2]) * problem.first["q"].shape[1]
     if heads > 1 and problem.packed is None and heads * of_head <= _SPLIT_WRONGLY:
         yield from _list_split(problem, heads)
+    yield from _list_row_strides(problem)
     yield from _list_head_strides(problem)
     yield from _list_broadcast(problem)
     yield from _list_mask_strides(problem)
     yield from _list_member_strides(problem)
+
+
+def _list_row_strides(problem: Problem) -> Iterator[Alternative]:
+    """List rows of q, k or v that begin as far apart as those of another array, or as if padded."""
+    widths = {x: problem.first[x].shape[1] for x in "qkv"}
+    for name, width in widths.items() if problem.packed is None else ():
+        padded = (width + -width % x for x in (8, *PADDED_TO))
+        for apart in sorted({*widths.values(), *padded} - {width}):
+            if apart < 2 * width:
+                strided = problem.replaced(name, partial(_read_rows_apart, apart))
+                text = f"rows of {name} begin {apart} numbers apart, not {width}"
+                yield Alternative(text, strided)
+
+
+def _read_rows_apart(apart: int, _: Index, x: Any) -> Any:
+    at = apart * np.arange(len(x))[:, None] + np.arange(x.shape[1])
+    return np.take(x.ravel(), at, mode="clip")
 
 
 def _list_split(problem: Problem, heads: int) -> Iterator[Alternative]:
