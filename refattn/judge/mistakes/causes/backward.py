@@ -377,7 +377,9 @@ class Backward:
     def predict(self, one: Candidate, of: str, index: Index, some: Any) -> Doubles:
         """Compute a gradient for some rows of a head."""
         if one.answer is not None:
-            return np.asarray(one.answer(one.of or of, index, self.gradients[of].heads[index])[some])
+            return np.asarray(
+                one.answer(one.of or of, index, self.gradients[of].heads[index])[some]
+            )
         total: Any = one.added.get((of, index), 0.0)
         for weights, rows in self.list_factors(one, of, index, some):
             total = total + weights @ rows

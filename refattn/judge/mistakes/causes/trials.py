@@ -165,7 +165,9 @@ class Trials:
         mistakes: Sequence[Mutant] = (),
         posed: Problem | None = None,
     ) -> None:
-        self.mistakes, self.posed = mistakes, posed or problem
+        # Features have no scores; and texts of random ones draw others.
+        self.posed, self.of_features = posed or problem, posed is not None
+        self.mistakes = mistakes if self.posed.kind in ("scores", "map") else ()
         self.problem, self.sample, self.about = problem, sample, (problem, numbers, profile)
         self.zero, self.swapped = are_zero(sample), partial(answer_places, problem, self._swap)
         given = Alternative("", problem)
@@ -195,6 +197,8 @@ class Trials:
     def explain_all(self, alternatives: Iterable[Alternative]) -> Iterator[Explained]:
         """Say what each of the alternatives explains that may explain something."""
         every = [*self.guard(alternatives)]
+        if self.of_features:
+            every = [x for x in every if say_of_weights(x.text)]
         some = [*range(len(every))]
         if self.first and every:
             results = (self.try_out(x) for x in every)
@@ -323,8 +327,8 @@ class Trials:
         lists.append(self.take_nearest(list_rounded_by_tiles(problem)))
         lists.append(list_scoped(problem, list_alternatives(problem), few, unit))
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
-            known = list_edited(self.posed, known_rows(self.posed))
-            lists.append(filter(self.changes, known))
+            rows = known_rows(self.posed) if self.posed.kind in ("scores", "map") else ()
+            lists.append(filter(self.changes, list_edited(self.posed, rows)))
         lists.append(list_spans(problem, every, unit))
         lists.append(list_weighted_classes(problem, every, unit, self.about[1]))
         return lists
@@ -589,6 +593,12 @@ class Trials:
         return divide(
             differ(x.got, out), std * np.maximum(1.0, row_sizes(out) / row_sizes(law.out))
         )
+
+
+def say_of_weights(text: str) -> str:
+    """Say what is known of scores in words of weights; "" if that is not possible."""
+    text = text.replace("e^score", "the weights").replace("key with score 0", "key of weight 1")
+    return "" if re.search("score|scale|bias|cap|in part", text) else text
 
 
 def analyse(alternative: Alternative, rows: Rows, profile: Profile, dtype: str) -> RowErrors:

@@ -19,7 +19,8 @@ from ....engine.recurrent import carry, solve_leaves
 from ...rounding.problems import Index, Problem
 from ...rounding.roundings import Roundings
 from ...rounding.states import steps_of
-from ..causes.wrong_rows import FAR
+from ...verification.findings import name_span
+from ..causes.wrong_rows import FAR, row_sizes
 from .handed_on import CHUNK_SIZES, Added
 
 _SQUARE = 4.0  # mean square of z, at most, that is left
@@ -60,8 +61,8 @@ def _find_errors(
 ) -> tuple[Doubles, Doubles]:
     """Find errors and their standard deviations: wrong numbers are larger, and so are theirs."""
     rows = problem.recurrence(index, roundings).rows
-    unit = np.median(rows.std / np.maximum(np.abs(out), 1e-300))
-    return rows.errors(out), np.maximum(rows.std, unit * np.abs(out))
+    unit = np.median(rows.std / np.maximum(row_sizes(rows.out), 1e-300))
+    return rows.errors(out), np.maximum(rows.std, unit * row_sizes(out))
 
 
 def _take_added(added: Mapping[Index, Doubles], index: Index) -> Any:
@@ -99,18 +100,43 @@ def _describe_state(problem: Problem, index: Index, i: slice, change: Any, seen:
             if np.mean(np.square(seen @ (wrong - state))) < _SQUARE:
                 return f"{text}: {words}"
         # What the initial state and each chunk alone would leave.
-        parts = [carry(leaves._replace(add=0 * leaves.add), x["initial_state"], np)[1]]
+        parts = {"the initial state": carry(leaves._replace(add=0 * leaves.add), states[0], np)[1]}
         for y in first:
             own = (np.array(first) == y)[:, None, None]
-            parts.append(carry(leaves._replace(add=own * leaves.add), 0 * last, np)[1])
-        flat = np.reshape(parts, (len(parts), -1))
-        times = np.linalg.lstsq(flat.T, wrong.ravel(), rcond=None)[0]
-        if np.mean(np.square(seen @ (wrong - np.reshape(times @ flat, wrong.shape)))) < _SQUARE:
-            names = ["the initial state", *(f"tokens {y} to {y + size - 1}" for y in first)]
-            off = [
-                f"{round(c, 2) + 0:g} times that of {y}"
-                for y, c, z in zip(names, times, flat, strict=True)
-                if np.any(z) and abs(c - 1) > _AS_OFTEN
-            ]
-            return f"{text}: in it is {' and '.join(off)}" if off else text
+            left = carry(leaves._replace(add=own * leaves.add), 0 * last, np)[1]
+            parts[f"tokens {y} to {y + size - 1}"] = left
+        decayed = leaves.keep[-1] * states[-1]
+        of_last = {f"the state before token {first[-1]}, as it decays": decayed}
+        of_last[f"what tokens {first[-1]} to {at - 1} write and remove"] = last - decayed
+        for some in (parts, of_last):
+            # In all columns, or in each: a column of v has its own state.
+            for columns in (np.zeros(wrong.shape[1], int), np.arange(wrong.shape[1])):
+                times = _mix(np.stack([*some.values()], -1), wrong, columns)
+                left = wrong - np.einsum("dcp,cp->dc", np.stack([*some.values()], -1), times)
+                if np.mean(np.square(seen @ left)) < _SQUARE:
+                    off = [
+                        _say_times(c, y)
+                        for (y, z), c in zip(some.items(), times.T, strict=True)
+                        if np.any(z) and np.any(np.abs(c - 1) > _AS_OFTEN)
+                    ]
+                    return f"{text}: in it is {' and '.join(off)}" if off else text
     return text
+
+
+def _mix(parts: Doubles, state: Doubles, columns: Any) -> Doubles:
+    """Fit how often parts, (d, columns, parts), are in a state, alike in columns of a group."""
+    times = np.zeros(parts.shape[1:])
+    for group in np.unique(columns):
+        some = columns == group
+        every = parts[:, some].reshape(-1, parts.shape[-1])
+        times[some] = np.linalg.lstsq(every, state[:, some].ravel(), rcond=None)[0]
+    return times
+
+
+def _say_times(c: Doubles, what: str) -> str:
+    """Say how often something counts in columns, if it is not the same in all of them."""
+    low, high = (f"{round(y, 2) + 0:g}" for y in (np.min(c), np.max(c)))
+    if low == high:
+        return f"{low} times that of {what}"
+    columns = name_span("columns", np.flatnonzero(np.abs(c - 1) > _AS_OFTEN))
+    return f"{low} to {high} times that of {what}, by column ({columns})"
