@@ -39,6 +39,7 @@ from ..operators.limits import (
 )
 from ..operators.own_keys import list_own_keys
 from ..operators.pages import list_blocks_of_cache
+from ..operators.seen_keys import list_seen_keys
 from ..operators.sinks import list_sinks
 from ..operators.spans import list_spans
 from ..operators.strides import PADDED_TO
@@ -55,7 +56,7 @@ from .fills import STARTS, list_filled, list_fills, rate_fill
 from .fitted import list_counted, list_wrong_tiles, sum_by_tiles
 from .heads import describe_numbers, list_exchanged, list_of_heads, list_other_places
 from .normalisers import follow_normalisers
-from .sampled import Alternative, Result, Rows, answer_places, attend
+from .sampled import Alternative, Place, Result, Rows, Seen, answer_places, attend
 from .sequences import list_hidden, list_padded
 from .slips import PARTS, list_slips
 from .wrong_rows import (
@@ -314,8 +315,7 @@ class Trials:
         lists.append(list_other_places(problem, self.sample))
         lists.append(self.take_nearest(list_wrong_tiles(problem)))
         if length:
-            where = lambda y: wrong[problem.number(y.at), y.i]
-            lists += [list_reaches(problem, x, self.rate, where) for x in self.first]
+            lists += [list_reaches(problem, x, self.rate, self.mark_wrong) for x in self.first]
         lists.append(list_own_limits(problem, every, self.rate))
         lists.append(list_columns(problem, every, unit))
         lists.append(list_partial_sums(problem, every, unit))
@@ -330,8 +330,13 @@ class Trials:
             rows = known_rows(self.posed) if self.posed.kind in ("scores", "map") else ()
             lists.append(filter(self.changes, list_edited(self.posed, rows)))
         lists.append(list_spans(problem, every, unit))
+        lists.append(list_seen_keys(problem, every, unit, self.about[1]))
         lists.append(list_weighted_classes(problem, every, unit, self.about[1]))
         return lists
+
+    def mark_wrong(self, x: Place) -> Seen:
+        """Tell which queries are wrong."""
+        return np.asarray(self.sample.wrong[self.problem.number(x.at), x.i])
 
     def changes(self, one: Alternative) -> bool:
         """Tell whether an alternative changes the first wrong rows by more than roundings."""
