@@ -182,18 +182,20 @@ def _put_tokens_first(
 ) -> None:
     """Put tokens before heads in blocks, and in their scales; refuse blocks that ask for it."""
     count, *axes, _ = arrays["k"].shape
-    if layout == PAGES_HEADS_FIRST:
+    heads, most = arrays["q"].shape[2], np.max(lengths, initial=0)
+    fits = [y and heads % y == 0 and blocks * x >= most for x, y in (axes, axes[::-1])]
+    heads_first = layout == PAGES_HEADS_FIRST
+    if fits[not heads_first] and not fits[heads_first]:
+        order = "heads, block size", "block size, heads"
+        raise ValueError(
+            f"`k` must have axes (blocks, {order[not heads_first]}, size) with `{TABLE}`, got shape "
+            f"{arrays['k'].shape}, which fits layout {'bhnd' if heads_first else PAGES_HEADS_FIRST}"
+            f": {' before '.join(order[heads_first].split(', '))}."
+        )
+    if heads_first:
         of_blocks = [SCALES[x] for x in "kv" if np.shape(arrays.get(SCALES[x], 0))[:1] == (count,)]
         for name in ("k", "v", *(x for x in of_blocks if arrays[x].ndim > 2)):
             arrays[name] = np.swapaxes(arrays[name], 1, 2)
-        return
-    heads, most = arrays["q"].shape[2], np.max(lengths, initial=0)
-    fits = [y and heads % y == 0 and blocks * x >= most for x, y in (axes, axes[::-1])]
-    if fits[1] and not fits[0]:
-        raise ValueError(
-            f"`k` must have axes (blocks, block size, heads, size) with `{TABLE}`, got shape "
-            f"{arrays['k'].shape}, which fits layout {PAGES_HEADS_FIRST}: heads before block size."
-        )
 
 
 def _keep_alike(x: Any, others: Any) -> Any:
