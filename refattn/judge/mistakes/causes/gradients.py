@@ -21,8 +21,12 @@ from ...rounding.saved import BackwardHead
 from ...verification.empty_rows import find_unseen
 from ...verification.findings import ONLY_IN, Part, Suspect
 from ..defects.catalogue import Mutant
-from ..operators.backward_places import list_limited, list_scoped
-from ..operators.groups import list_regrouped, list_weighed
+from ..operators.backward_places import (
+    list_limited,
+    list_of_tiles,
+    list_regrouped,
+    list_weighed,
+)
 from ..operators.intervals import find_interval
 from ..operators.maps import write_shift
 from ..operators.tiles import describe_keys
@@ -518,7 +522,7 @@ _LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
     _list_rounded_scores,
     list_regrouped,
     list_limited,
-    list_scoped,
+    list_of_tiles,
     _list_added_rows,
     _list_solved,
     _list_known,

@@ -125,8 +125,8 @@ def _merge_with(problem: Problem, j: slice, to: HeadRule) -> Alternative:
             return own
         part = given.result(rows._replace(at=other, keys=rows.keys[j]))
         lse = np.logaddexp(own.lse, part.lse)
-        shares = (np.exp(x.lse - lse)[:, None] * x.out for x in (own, part))
-        return Result(sum(shares), lse, np.maximum(own.top, part.top))
+        out, more = (np.exp(x.lse - lse)[:, None] * x.out for x in (own, part))
+        return Result(out + more, lse, np.maximum(own.top, part.top))
 
     return Alternative("", problem, answer=answer)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +14,10 @@ from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...verification.findings import Numbers
 from ..operators.maps import list_heads_read
-from .sampled import Alternative, Result, Rows, read_heads
-from .slips import NORMALISERS
+from ..operators.strides import PADDED_TO
+from .alternatives import list_alternatives
+from .sampled import Alternative, Result, Rows, answer_places, read_heads
+from .slips import NORMALISERS, PARTS
 from .wrong_rows import FAR, Sample, Sampled, differ, divide, error_of_lse, finite, thin
 
 _HEADS, _ROWS_OF_EACH = 32, 8  # that are compared, at most
@@ -118,6 +121,36 @@ def list_exchanged_normalisers(
             return
     for words, to, _ in list_heads_read(problem, far):
         yield f"that of {words}", read_heads(problem, to)
+
+
+def list_moved_normalisers(
+    problem: Problem, swapped: Callable[[Rows], Result]
+) -> Iterator[tuple[str, Callable[[Rows], Result]]]:
+    """List results that are written to other places, or are those of other kernels."""
+    if len(problem.lead) and problem.lead[-1] > 1:
+        yield "transposed (heads and queries swapped)", swapped
+    n, keys, _ = problem.shape
+    for size in PADDED_TO if math.prod(problem.lead) > 1 else ():
+        if apart := -n % size:
+            text = f"read {n} by {n} rows, but heads are written {n + apart} rows apart"
+            yield text, partial(answer_places, problem, (n + apart).__rdivmod__)
+    for parts in (x for x in PARTS if x < keys):
+        size = -(-keys // parts)
+        for words, j in (("first", slice(size)), ("last", slice((parts - 1) * size, keys))):
+            text = f"computed from the {words} of {parts} parts of the keys"
+            yield text, partial(_take_part, problem, j)
+    smooth = problem.replaced("k", lambda _, k: k - np.mean(k, 0))
+    text = "computed from keys minus their mean: scale q . mean(k) is missing"
+    yield text, Alternative("", smooth).result
+    for alternative in list_alternatives(problem):
+        if alternative.move is not None:
+            yield f"that of {alternative.text.split(' the output of ')[-1]}", alternative.result
+        else:
+            yield f"computed as if {alternative.text}", alternative.result
+
+
+def _take_part(problem: Problem, j: slice, rows: Rows) -> Result:
+    return Alternative("", problem).result(rows._replace(keys=rows.keys[j]))
 
 
 def share_of_offset(problem: Problem, sample: Sample) -> float:

@@ -142,7 +142,7 @@ def _round_decays(x: TokenArrays, words: str, form: str) -> dict[str, Any]:
     return {"log_decay": rounded, **factors}
 
 
-def _restart(x: TokenArrays, chunk: int, size: int) -> dict[str, Any]:
+def _restart_sums(x: TokenArrays, chunk: int, size: int) -> dict[str, Any]:
     """Take off what decayed in the tokens before, where a part of a chunk begins."""
     g = x["log_decay"]
     starts = np.arange(0, len(g), size)
@@ -208,7 +208,7 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
         **_list_rounded("decays e^g are", "log decays are"),
         **{
             f"the sum of log decays in chunks of {c} restarts after each {size} tokens": partial(
-                _restart, chunk=c, size=size
+                _restart_sums, chunk=c, size=size
             )
             for c, size in product(CHUNK_SIZES, (32, 16, 64))
             if size < c

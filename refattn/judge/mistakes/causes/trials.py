@@ -21,7 +21,7 @@ from ...rounding.softmax import analyse_softmax
 from ...verification.empty_rows import fit_convention
 from ...verification.findings import Numbers, name_number
 from ..defects.catalogue import Mutant
-from ..operators.arrays import list_reads
+from ..operators.arrays import list_reads, list_sinks
 from ..operators.classes import (
     list_partial_sums,
     list_stale_weights,
@@ -40,9 +40,7 @@ from ..operators.limits import (
 from ..operators.own_keys import list_own_keys
 from ..operators.pages import list_blocks_of_cache
 from ..operators.seen_keys import list_seen_keys
-from ..operators.sinks import list_sinks
 from ..operators.spans import list_spans
-from ..operators.strides import PADDED_TO
 from ..operators.tiles import (
     list_crossed_parts,
     list_interleaved,
@@ -58,7 +56,7 @@ from .heads import describe_numbers, list_exchanged, list_of_heads, list_other_p
 from .normalisers import follow_normalisers
 from .sampled import Alternative, Place, Result, Rows, Seen, answer_places, attend
 from .sequences import list_hidden, list_padded
-from .slips import PARTS, list_slips
+from .slips import list_slips
 from .wrong_rows import (
     FEWEST_NUMBERS,
     POWER,
@@ -346,32 +344,6 @@ class Trials:
         )
         return any(np.sum(np.square(x)) > POWER for x in moved)
 
-    def list_moved(self) -> Iterator[tuple[str, Callable[[Rows], Result]]]:
-        """List results that are written to other places."""
-        if len(self.problem.lead) and self.problem.lead[-1] > 1:
-            yield "transposed (heads and queries swapped)", self.swapped
-        n = self.problem.shape[0]
-        for size in PADDED_TO if math.prod(self.problem.lead) > 1 else ():
-            if apart := -n % size:
-                text = f"read {n} by {n} rows, but heads are written {n + apart} rows apart"
-                yield text, partial(answer_places, self.problem, (n + apart).__rdivmod__)
-        keys = self.problem.shape[1]
-        for parts in (x for x in PARTS if x < keys):
-            size = -(-keys // parts)
-            for words, j in (("first", slice(size)), ("last", slice((parts - 1) * size, keys))):
-                yield (
-                    f"computed from the {words} of {parts} parts of the keys",
-                    partial(self._of_keys, j),
-                )
-        smooth = self.problem.replaced("k", lambda _, k: k - np.mean(k, 0))
-        text = "computed from keys minus their mean: scale q . mean(k) is missing"
-        yield text, Alternative("", smooth).result
-        for alternative in list_alternatives(self.problem):
-            if alternative.move is not None:
-                yield f"that of {alternative.text.split(' the output of ')[-1]}", alternative.result
-            else:
-                yield f"computed as if {alternative.text}", alternative.result
-
     def take_sums(self) -> Alternative:
         """Take log normalisers as they are given: the sums of the weights may be wrong in both."""
         numbers = self.about[1]
@@ -393,9 +365,6 @@ class Trials:
 
         text = f"sums of weights are {factors} times what they should be, in out and in lse"
         return Alternative(text, self.problem, answer=answer)
-
-    def _of_keys(self, j: slice, rows: Rows) -> Result:
-        return Alternative("", self.problem).result(rows._replace(keys=rows.keys[j]))
 
     def _swap(self, place: int) -> tuple[int, int]:
         """Find the head and the query of a place if heads are written after queries."""

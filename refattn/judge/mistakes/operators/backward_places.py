@@ -1,26 +1,42 @@
-"""Backward passes that are wrong in some places: other limits of what is seen, or of some tiles."""
+"""Backward passes that are wrong in places: limits, tiles, or query heads that share a key head."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 
 from ....arrays.library import Doubles
+from ....arrays.words import place
+from ...rounding.head import Tile, scan_tile
 from ...rounding.problems import Index, Problem
-from ..causes.backward import Backward, Candidate, list_candidates
-from ..causes.sampled import Alternative
+from ...rounding.saved import BackwardHead
+from ...verification.findings import describe_span, name_span
+from ..causes.backward import (
+    Backward,
+    Candidate,
+    Shares,
+    compute_gradient,
+    count_once,
+    list_candidates,
+)
+from ..causes.sampled import Alternative, Seen
 from ..causes.slips import TILE_SIZES
 from ..causes.wrong_rows import Sampled, differ, divide, row_sizes, thin
 from .limits import list_own_limits, list_reaches
 from .tiles import choose_columns, describe_keys
 
+_FITTED_ROWS, _ROWS_OF_DQ = 16, 8  # of a head: to which times are fitted, and of dq
+_MOST_QUERY_HEADS = 16  # of a key head
+_OFTENEST, _OFF_COUNTS = 4, 0.05  # times that one counts, at most, and how near a fit is to it
+_SQUARE = 9.0  # mean square of z, at most, that is left
+_GROUPED_PAIRS = 2**22  # of queries and keys of all heads, at most, that are read otherwise
+_COUNT_AS = {0: "are left out", 2: "count twice", 3: "count 3 times", 4: "count 4 times"}
 _PAIRS = 2**21  # of queries and keys of a head, at most
 _ROWS, _HEADS, _MOST_TILES = 8, 3, 32  # by which tiles are chosen
-Tiles = npt.NDArray[np.bool_]
 
 
 def list_limited(back: Backward) -> Iterator[Candidate]:
@@ -40,16 +56,13 @@ def _rate_limits(back: Backward, free: Problem, x: Sampled, turn: int) -> Double
     """Rate each key as the last of the sums of some rows of dq, or with `turn` -1 as the first."""
     back.forward.append(Alternative("", free))
     one = Candidate("", len(back.forward) - 1)
-    terms = [
-        weights[..., None] * rows
-        for weights, rows in back.list_factors(one, "dq", x.rows.at, x.rows.queries)
-    ]
-    sums = np.cumsum(sum(terms)[:, ::turn], 1)[:, ::turn]
+    ((weights, rows),) = back.list_factors(one, "dq", x.rows.at, x.rows.queries)
+    sums = np.cumsum((weights[..., None] * rows)[:, ::turn], 1)[:, ::turn]
     size = back.samples["dq"].unit * row_sizes(x.got)
     return np.asarray(np.sum(np.square(divide(differ(x.got[:, None], sums), size[:, None])), -1))
 
 
-def list_scoped(back: Backward) -> Iterator[Candidate]:
+def list_of_tiles(back: Backward) -> Iterator[Candidate]:
     """List backward passes that are others for some tiles of keys, or of queries, alone.
 
     Which tiles is told by dq, which sums over keys, or by dk and dv.
@@ -60,18 +73,18 @@ def list_scoped(back: Backward) -> Iterator[Candidate]:
         size = next((x for x in TILE_SIZES if count <= x * _MOST_TILES), count)
         some = [x.take(thin(np.arange(len(x.got)), _ROWS)) for x in back.list_wrong(of)[:_HEADS]]
         for one in list_candidates(back.first, False) if size < count else ():
-            fitted = [_split(back, one, of, x, size) for x in some if not one.of]
+            fitted = [_sum_tiles_of(back, one, of, x, size) for x in some if not one.of]
             if not fitted or any(x is None for x in fitted):
                 continue
             columns, rest = (np.concatenate(x, -1) for x in zip(*fitted, strict=True))
             if (chosen := choose_columns(columns, rest)) is not None:
                 here = np.isin(np.arange(count) // size, chosen)
                 where = describe_keys(here, called)
-                answer = partial(_mix, back, one, called, here)
+                answer = partial(_mix_ways, back, one, called, here)
                 yield Candidate(f"{one.text}, but only for {where}", answer=answer)
 
 
-def _split(
+def _sum_tiles_of(
     back: Backward, one: Candidate, of: str, x: Sampled, size: int
 ) -> tuple[Doubles, Doubles] | None:
     """Return what a candidate adds to some rows in each tile, and what is to be added."""
@@ -91,11 +104,11 @@ def _split(
     return (other - right).reshape(len(right), -1), (x.got / unit - np.sum(right, 0)).ravel()
 
 
-def _mix(
+def _mix_ways(
     back: Backward,
     one: Candidate,
     called: str,
-    here: Tiles,
+    here: Seen,
     of: str,
     index: Index,
     heads: object,
@@ -105,8 +118,136 @@ def _mix(
     if called == back.parts[of].problem.rows:  # each row is of one of them
         other, right = (back.predict(x, of, index, rows) for x in (one, Candidate("")))
         return np.where(here[:, None], other, right)
-    total = 0.0
+    total = np.zeros(())
     for way, kept in ((one, here), (Candidate(""), ~here)):
         for weights, values in back.list_factors(way, of, index, rows):
             total = total + (weights * kept) @ values
     return np.asarray(total)
+
+
+def list_weighed(back: Backward) -> Iterator[Candidate]:
+    """List gradients in which other query heads than those of a key head count, and how often."""
+    for of in (x for x in ("dv", "dk") if x in back.failed):
+        heads = back.gradients[of].heads
+        if max(map(len, heads.values()), default=1) == 1:
+            return
+        some = [x.take(thin(np.arange(len(x.got)), _FITTED_ROWS)) for x in back.list_wrong(of)]
+        fitted = {x.rows.at: _fit_times(back, of, x) for x in some}
+        counts = {at: x for at, x in fitted.items() if x is not None}
+        if len(counts) < len(fitted):
+            return
+        if counts:
+            by_first = {heads[at][0]: [*x.items()] for at, x in counts.items()}
+            share_by = partial(_share_by, by_first)
+            yield Candidate(_describe_weights(heads, counts), share=share_by)
+            return
+
+
+def _share_by(weights: Mapping[Index, Shares], heads: Sequence[Index]) -> Shares:
+    return weights.get(heads[0], count_once(heads))
+
+
+def _fit_times(back: Backward, of: str, x: Sampled) -> dict[Index, int] | None:
+    """Fit how often each query head of a batch member counts in a sum over some; 0 is left out."""
+    own = back.gradients[of].heads[x.rows.at]
+    forward = back.gradients[of].forward
+    heads, (n, m, _) = forward.lead[-1], forward.shape
+    few = heads <= _MOST_QUERY_HEADS and heads * n * m <= _GROUPED_PAIRS
+    every = [(*own[0][:-1], h) for h in range(heads)] if few else own
+
+    def alone(head: Index) -> Doubles:
+        one = Candidate("", share=lambda _: [(head, 1.0)])
+        return back.predict(one, of, x.rows.at, x.rows.queries)
+
+    size = back.samples[of].unit * row_sizes(x.got)
+    # What each head would give alone, in units of roundings.
+    columns = np.stack([(alone(y) / size).ravel() for y in every], -1)
+    with np.errstate(all="ignore"):
+        got = (x.got / size).ravel()
+    if not np.all(np.isfinite(columns)) or not np.all(np.isfinite(got)):
+        return None
+    fitted = np.linalg.lstsq(columns, got, rcond=None)[0]
+    # Heads count a whole number of times.
+    counts = np.rint(fitted)
+    left = got - columns @ counts
+    if np.max(np.abs(fitted - counts)) > _OFF_COUNTS or np.mean(left * left) > _SQUARE:
+        return None
+    if np.any((counts < 0) | (counts > _OFTENEST)):
+        return None
+    return {y: int(c) for y, c in zip(every, counts, strict=True) if c}
+
+
+def _describe_weights(
+    heads: Mapping[Index, Sequence[Index]], counts: Mapping[Index, Mapping[Index, int]]
+) -> str:
+    """Say which query heads count, by their place in each group if that is the same in all."""
+    within = [[x.get(y, 0) for y in heads[at]] for at, x in counts.items()]
+    alone = all({*x} <= {*heads[at]} for at, x in counts.items())
+    if alone and all(x == within[0] for x in within):
+        count = len(within[0])
+        places = {c: np.flatnonzero(np.equal(within[0], c)) for c in _COUNT_AS}
+        words = []
+        for c, these in places.items():
+            if 0 < len(these) < count:
+                which = describe_span(these).replace(" and ", " or ")
+                words.append(f"query heads h with h % {count} = {which} {_COUNT_AS[c]}")
+            elif len(these):
+                words.append(f"all query heads {_COUNT_AS[c]}")
+        return " and ".join(words)
+    at, first = next(iter(counts.items()))
+    more = f" (and {len(counts) - 1} more key heads are wrong)" if len(counts) > 1 else ""
+    which = ", ".join(place(x) + f" ({c} times)" * (c > 1) for x, c in first.items()) or "none"
+    return f"the gradient of key head {place(at)} sums query heads {which}{more}"
+
+
+def list_regrouped(back: Backward) -> Iterator[Candidate]:
+    """List the backward pass whose query heads use other key heads, or none, by rows of dq."""
+    forward = back.first.forward
+    keys, count = forward.key_heads, forward.lead[-1] if forward.lead else 1
+    if "dq" not in back.failed or not keys or keys == count:
+        return
+    wrong = [x.take(slice(_ROWS_OF_DQ)) for x in back.list_wrong("dq")]
+    for words, saved in (("", False), (", with the weights of the forward pass", True)):
+        used: dict[int, int | None] = {h: h * keys // count for h in range(count)}
+        for x in wrong:
+            (*_, h), off = x.rows.at, [math.inf] * keys
+            for g in range(keys) if np.any(x.got) else ():
+                out = _regroup(back, {h: g}, saved, "dq", x.rows.at, [x.rows.at])
+                z = divide(differ(x.got, out[x.rows.queries]), row_sizes(x.got))
+                off[g] = float(np.sum(np.square(z)))
+            used[h] = int(np.argmin(off)) if min(off) < math.inf else None
+        said = []
+        for to in {*used.values()}:
+            moved = [h for h, g in used.items() if g == to != h * keys // count]
+            name = "no key head" if to is None else f"key head {to}"
+            said += [f"{name} by {name_span('query heads', np.array(moved))}"] if moved else []
+        if said:
+            text = f"in the backward pass a wrong key head is used: {', '.join(said)}{words}"
+            yield Candidate(text, answer=partial(_regroup, back, used, saved))
+
+
+def _regroup(
+    back: Backward,
+    used: Mapping[int, int | None],
+    saved: bool,
+    of: str,
+    index: Index,
+    heads: Sequence[Index],
+) -> Doubles:
+    """Compute a gradient whose query heads use key heads, with weights of these or `saved` ones."""
+    share = back.first.forward.lead[-1] // (back.first.forward.key_heads or 1)
+    *member, first = heads[0]
+    total = np.zeros(back.parts[of].problem.shape[::2])
+    for h, g in used.items():
+        if g is None or (h != first if of == "dq" else g != first // share):
+            continue
+        (held, kept), (other, _) = (back.keep(of, (*member, x)) for x in (h, g * share))
+        own = scan_tile(held.head, slice(0, len(held.head.q)), slice(0, held.head.keys))
+        head = held.head._replace(k=other.head.k, v=other.head.v)
+        again = BackwardHead(head, held.d_out, None)
+        total += compute_gradient(again, kept, of, partial(_put_scores, own if saved else None))
+    return total
+
+
+def _put_scores(saved: Tile | None, tile: Tile) -> Tile:
+    return tile if saved is None else tile._replace(scores=saved.scores)

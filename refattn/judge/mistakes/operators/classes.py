@@ -61,12 +61,12 @@ def list_partial_sums(
         else:
             lost: dict[Index, Doubles] = {}
             texts = []
-            for (at, chosen), columns in kept.items():
-                classes = np.frombuffer(chosen, bool)
-                lost.setdefault(at, np.zeros((m, d)))[np.ix_(~classes[group], columns)] = 1.0
+            for (at, which), of_columns in kept.items():
+                classes: KeyClass = np.frombuffer(which, np.bool_)
+                lost.setdefault(at, np.zeros((m, d)))[np.ix_(~classes[group], of_columns)] = 1.0
                 keys = name_span("keys", np.flatnonzero(classes if words else classes[group]))
                 where = f" in batch member {place(at)}" * bool(at)
-                first = f"in {name_span('columns', np.array(columns))}, " * (len(columns) < d)
+                first = f"in {name_span('columns', np.array(of_columns))}, " * (len(of_columns) < d)
                 texts.append(f"{first}the sum of the weights has {keys}{words} only{where}")
             answer = partial(_divide_by_some, problem, lost)
             yield Alternative(" and ".join(texts), problem, answer=answer)
@@ -82,7 +82,8 @@ def _choose_classes(
         sums = np.stack([np.sum(w[:, group == x], -1) for x in range(group.max() + 1)])
         of_sums = sums[..., None] * got[:, columns]
         found.append((of_sums.reshape(len(sums), -1), exact[:, columns].ravel()))
-    chosen = choose_columns(*(np.concatenate(x, -1) for x in zip(*found, strict=True)))
+    sums, whole = (np.concatenate(x, -1) for x in zip(*found, strict=True))
+    chosen = choose_columns(sums, whole)
     return None if chosen is None else np.isin(np.arange(group.max() + 1), chosen)
 
 

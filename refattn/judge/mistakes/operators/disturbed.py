@@ -111,7 +111,7 @@ def _describe_state(problem: Problem, index: Index, i: slice, change: Any, seen:
         for some in (parts, of_last):
             # In all columns, or in each: a column of v has its own state.
             for columns in (np.zeros(wrong.shape[1], int), np.arange(wrong.shape[1])):
-                times = _mix(np.stack([*some.values()], -1), wrong, columns)
+                times = _mix_states(np.stack([*some.values()], -1), wrong, columns)
                 left = wrong - np.einsum("dcp,cp->dc", np.stack([*some.values()], -1), times)
                 if np.mean(np.square(seen @ left)) < _SQUARE:
                     off = [
@@ -123,7 +123,7 @@ def _describe_state(problem: Problem, index: Index, i: slice, change: Any, seen:
     return text
 
 
-def _mix(parts: Doubles, state: Doubles, columns: Any) -> Doubles:
+def _mix_states(parts: Doubles, state: Doubles, columns: Any) -> Doubles:
     """Fit how often parts, (d, columns, parts), are in a state, alike in columns of a group."""
     times = np.zeros(parts.shape[1:])
     for group in np.unique(columns):

@@ -142,9 +142,10 @@ def _list_ends(problem: Problem) -> Iterator[tuple[int, int | None, int | None, 
     (n, m, _), (left, right) = problem.shape, problem.window
     if problem.packed is None:
         last = 0 if problem.causal or right == 0 else right
-        ends = [None if x is None else m - n + x for x in (last, None if left is None else -left)]
-        yield 1, *ends, problem._replace(causal=False, window=(left, None))
-        yield -1, *ends[::-1], problem._replace(window=(None, right))
+        end = None if last is None else m - n + last
+        start = None if left is None else m - n - left
+        yield 1, end, start, problem._replace(causal=False, window=(left, None))
+        yield -1, start, end, problem._replace(window=(None, right))
 
 
 def rate_limits(unit: float, free: Problem, x: Sampled, turn: int) -> Doubles:

@@ -32,12 +32,12 @@ from ..causes.slips import weigh_keys
 from ..causes.wrong_rows import Sampled, row_sizes, thin
 from .tiles import describe_keys
 
-_BLOCKS = (128, 64, 32, 16, 8, 4)  # of keys that count alike
+_KEY_SIZES = (128, 64, 32, 16, 8, 4)  # of keys that count alike
 _NEAR, _WINDOW = (8, 16), 16  # keys on each side of the own one, and one after another
 _COLUMNS = 0.75  # counts of a row over its numbers, at most
 _ROWS, _HEADS, _NAMED_ROWS = 8, 4, 64  # by which counts are known, and that are described
 _SURE = math.log(1e5)  # of how likely counts are, at least, beside so many others
-_LEFT = 9.0  # mean square of z, at most
+_LEFT_BY_KEYS = 9.0  # mean square of z, at most
 _BETTER, _LEAST_SUM = 20.0, 1e-6  # sum of squares of z that a count is worth; of the weights
 _SPANS = 3  # that are named
 
@@ -64,7 +64,7 @@ def list_seen_keys(
     for groups in _list_groups(problem) if few else ():
         sure = -_SURE
         for x in few:
-            _, more = _count(x, groups(x.query))
+            _, more = _find_seen(x, groups(x.query))
             sure += more
             if more == -math.inf:
                 break
@@ -73,7 +73,7 @@ def list_seen_keys(
             yield from _list_counted(problem, wrong, count)
             answer = partial(_attend_counted, problem, count, numbers)
             changes = _find_changes(problem, thin(wrong, _HEADS), count, len(problem.lead))
-            yield Alternative(_describe(changes, " of head {}"), problem, answer=answer)
+            yield Alternative(_describe_seen(changes, " of head {}"), problem, answer=answer)
             return
 
 
@@ -85,9 +85,9 @@ def _list_counted(
         return
     for axes, called in ((0, ""), (len(problem.lead) - 1, " of batch member {}")):
         changes = _find_changes(problem, thin(wrong, 2 * _HEADS), count, axes)
-        seen = partial(_show_changed, show_band(problem), changes)
+        seen = partial(_show_otherwise, show_band(problem), changes)
         text = "" if axes else _describe_tree(problem, changes)
-        yield Alternative(text or _describe(changes, called), problem, seen, among=False)
+        yield Alternative(text or _describe_seen(changes, called), problem, seen, among=False)
 
 
 def _find_changes(
@@ -100,13 +100,15 @@ def _find_changes(
     found: dict[Index, Counts] = {}
     for x in wrong:
         x = x.take(thin(np.arange(len(x.got)), _NAMED_ROWS))
-        own = count(x.rows, x.got) - _show(problem, x.rows)
+        own = count(x.rows, x.got) - _show_declared(problem, x.rows)
         of_head = found.setdefault(x.rows.at[:axes], np.zeros(problem.shape[:2], int))
         of_head[x.rows.queries] += own
     return {at: np.sign(x) for at, x in found.items()}
 
 
-def _show_changed(band: Callable[[Place], Seen], changes: Mapping[Index, Counts], x: Place) -> Seen:
+def _show_otherwise(
+    band: Callable[[Place], Seen], changes: Mapping[Index, Counts], x: Place
+) -> Seen:
     usual = band(x) if x.mask is None else band(x) & x.mask
     of_head = [y for at, y in changes.items() if at == x.at[: len(at)]]
     return usual + of_head[0][x.i, x.j] > 0 if of_head else usual
@@ -116,7 +118,7 @@ def _list_groups(problem: Problem) -> Iterator[Groups]:
     """List groups of keys of which each may count otherwise, the fewest first."""
     n, m, d = problem.shape
     j, most = np.arange(m), _COLUMNS * d
-    for size in (x for x in _BLOCKS if 2 * m < x * most):
+    for size in (x for x in _KEY_SIZES if 2 * m < x * most):
         yield partial(_number_blocks, j // size)
     if n <= most:
         yield partial(_number_blocks, np.maximum(j - (m - n), -1))
@@ -147,7 +149,7 @@ def _list_rows(problem: Problem, rows: Rows, got: Doubles, unit: float) -> Itera
         yield _Row(query, p[row][:, None] * both, rest, mask[row])
 
 
-def _count(x: _Row, groups: Counts) -> tuple[Counts, float]:
+def _find_seen(x: _Row, groups: Counts) -> tuple[Counts, float]:
     """Count how often a row sees keys of each group, of those that it should see and others.
 
     With it is the log of how unlikely it is to be so near by chance, -inf if it is not near.
@@ -162,10 +164,10 @@ def _count(x: _Row, groups: Counts) -> tuple[Counts, float]:
     after, found = min((_improve(sums, fixed, own, y) for y in starts), key=lambda y: y[0])
     counts = np.where(both < 0, x.seen, found[both])
     after -= _BETTER * np.sum(found != own)
-    if after > _LEFT * d:
+    if after > _LEFT_BY_KEYS * d:
         return x.seen.astype(int), -math.inf
     # So near by chance is one of all ways to change so many counts with this probability.
-    before = float(_rate(sums, fixed, own[None])[0])
+    before = float(_rate_seen(sums, fixed, own[None])[0])
     ways = np.sum(found != own) * math.log(2 * size)
     return counts, d / 2 * math.log(max(before, d) / max(after, d)) - ways
 
@@ -175,7 +177,7 @@ def _improve(sums: Doubles, fixed: Doubles, own: Counts, counts: Counts) -> tupl
     one, off = np.eye(len(counts), dtype=int), math.inf
     tried = counts[None]
     for _ in range(2 * len(counts)):
-        far = _rate(sums, fixed, tried) + _BETTER * np.sum(tried != own, -1)
+        far = _rate_seen(sums, fixed, tried) + _BETTER * np.sum(tried != own, -1)
         if not far.min() < off:
             break
         off, counts = float(far.min()), tried[far.argmin()]
@@ -183,7 +185,7 @@ def _improve(sums: Doubles, fixed: Doubles, own: Counts, counts: Counts) -> tupl
     return off, counts
 
 
-def _rate(sums: Doubles, fixed: Doubles, counts: Counts) -> Doubles:
+def _rate_seen(sums: Doubles, fixed: Doubles, counts: Counts) -> Doubles:
     """Rate counts, (ways, groups), by the sum of squares of errors that they leave."""
     left = counts @ sums + fixed
     total = np.where(left[:, -1] > _LEAST_SUM, left[:, -1], np.nan)
@@ -196,28 +198,28 @@ def _count_keys(
 ) -> Counts:
     """Count how often each key is seen in rows of wrong heads, (rows, keys)."""
     every = _list_rows(problem, rows, got, unit)
-    counts = [_count(x, groups(x.query))[0] if rows.at in heads else 1 * x.seen for x in every]
+    counts = [_find_seen(x, groups(x.query))[0] if rows.at in heads else 1 * x.seen for x in every]
     return np.stack(counts)
 
 
 def _attend_counted(problem: Problem, count: Count, numbers: Numbers, rows: Rows) -> Result:
     head = take_rows(problem, rows)
     exact = attend(head)
-    w = count(rows, numbers.out(rows.at)[rows.queries])
-    w = w * weigh_keys(head._replace(mask=None), exact.lse)
+    seen = count(rows, numbers.out(rows.at)[rows.queries])
+    w = seen * weigh_keys(head._replace(mask=None), exact.lse)
     sinks = 0.0 if head.sink is None else np.exp(head.sink - exact.lse)
     total = np.sum(w, -1) + sinks
     out = w @ head.v[: head.keys] / np.where(total > 0, total, 1.0)[:, None]
     return exact._replace(out=out, lse=exact.lse + np.log(total))
 
 
-def _show(problem: Problem, rows: Rows) -> Counts:
+def _show_declared(problem: Problem, rows: Rows) -> Counts:
     """Show the keys that queries should see, (queries, keys)."""
     mask = take_rows(problem, rows).mask
     return np.ones((len(rows.queries), len(rows.keys)), int) if mask is None else 1 * mask
 
 
-def _describe(changes: Mapping[Index, Counts], called: str) -> str:
+def _describe_seen(changes: Mapping[Index, Counts], called: str) -> str:
     """Say which queries see which other keys, in heads that are called so."""
     words = []
     for at, of_query in changes.items():
@@ -238,7 +240,7 @@ def _describe_tree(problem: Problem, changes: Mapping[Index, Counts]) -> str:
     (n, m, _), first = problem.shape, (0,) * len(problem.lead)
     if not 1 < n <= min(m, _WINDOW):
         return ""
-    seen = _show(problem, Rows(first, np.arange(n), np.arange(m))) + changes[()]
+    seen = _show_declared(problem, Rows(first, np.arange(n), np.arange(m))) + changes[()]
     last = seen[:, m - n :] > 0
     before = last & ~np.eye(n, dtype=bool)
     parents = np.where(before.any(-1), n - 1 - np.argmax(before[:, ::-1], -1), -1)
