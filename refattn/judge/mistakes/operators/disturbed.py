@@ -24,6 +24,7 @@ from ..causes.wrong_rows import FAR, row_sizes
 from .handed_on import CHUNK_SIZES, Added
 
 _SQUARE = 4.0  # mean square of z, at most, that is left
+_ROWS_OF_STATE = 1.5  # times its size, that more rows tell it
 _AS_OFTEN = 0.02  # by which a chunk counts once
 
 
@@ -35,25 +36,38 @@ def list_wrong_states(
     for index, out in got.items() if problem.of == "out" else ():
         left, std = _find_errors(problem, index, out, roundings)
         added[index], n, d = np.zeros_like(out), len(out), problem.read(index)["k"].shape[-1]
+        done = 0
         while np.max(np.abs(left / std)) > FAR:
-            at = int(np.argmax(np.max(np.abs(left / std), -1) > FAR))
-            ends = (min(at + size, n) for size in (n, *sorted(CHUNK_SIZES, reverse=True)))
-            for end in (y for y in dict.fromkeys(ends) if y - at > 1.5 * d):
-                reads = _find_reads(problem, index, at, end)
-                weight = 1 / np.linalg.norm(std[at:end], axis=-1, keepdims=True)
-                change = np.linalg.lstsq(weight * reads, weight * left[at:end], rcond=None)[0]
-                z = (left[at:end] - reads @ change) / std[at:end]
+            first = int(np.argmax(np.max(np.abs(left / std), -1) > FAR))
+            for i in _list_spans(first, done, n, _ROWS_OF_STATE * d):
+                reads = _find_reads(problem, index, i.start, i.stop)
+                weight = 1 / np.linalg.norm(std[i], axis=-1, keepdims=True)
+                change = np.linalg.lstsq(weight * reads, weight * left[i], rcond=None)[0]
+                z = (left[i] - reads @ change) / std[i]
                 if np.mean(np.square(z)) < _SQUARE:
                     break
             else:
-                return
-            left[at:end], added[index][at:end] = 0.0, reads @ change
-            about = slice(at, end), change, reads / np.median(std[at:end], -1, keepdims=True)
+                if not done or n - first > _ROWS_OF_STATE * d:
+                    return
+                added[index][first:] = left[first:]  # too few rows to tell more by
+                break
+            left[i], added[index][i], done = 0.0, reads @ change, i.stop
+            about = i, change, reads / np.median(std[i], -1, keepdims=True)
             words.setdefault(index, _describe_state(problem, index, *about))
     if words:
         index, first = next(iter(words.items()))
         more = f" (head {place(index)}{f' and {len(words) - 1} more' * (len(words) > 1)})"
         yield first + more, partial(_take_added, added)
+
+
+def _list_spans(first: int, start: int, n: int, fewest: float) -> Iterator[slice]:
+    """List tokens that may read one wrong state, of which the first is seen: whole chunks first."""
+    sizes = sorted(CHUNK_SIZES, reverse=True)
+    for at in dict.fromkeys((*(first - first % x for x in sizes), first)):
+        ends = dict.fromkeys(min(at + size, n) for size in (n, *sizes))
+        yield from (
+            slice(at, end) for end in ends if at >= start and end > first and end - at > fewest
+        )
 
 
 def _find_errors(

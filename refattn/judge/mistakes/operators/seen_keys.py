@@ -50,6 +50,7 @@ class _Row(NamedTuple):
     """A row: what each key adds to its error, and to the sum of the weights, and what else does."""
 
     query: int
+    level: int  # the key that is level with the query
     terms: Doubles  # (keys, columns + 1), the first in units of errors, the last of the sum
     rest: Doubles
     seen: npt.NDArray[np.bool_]
@@ -126,6 +127,7 @@ def _list_groups(problem: Problem) -> Iterator[Groups]:
         yield partial(_number_near, m, m - n, size)
     for start in range(0, m, _WINDOW) if most > _WINDOW else ():
         yield partial(_number_blocks, np.where(j // _WINDOW == start // _WINDOW, j - start, -1))
+    yield partial(_number_blocks, j)
 
 
 def _number_blocks(groups: Counts, _: int) -> Counts:
@@ -146,7 +148,8 @@ def _list_rows(problem: Problem, rows: Rows, got: Doubles, unit: float) -> Itera
     for row, query in enumerate(rows.queries.tolist()):
         both = np.append((v - got[row]) / size[row], np.ones((len(v), 1)), 1)
         rest = sinks[row] * np.append(-got[row] / size[row], 1.0)
-        yield _Row(query, p[row][:, None] * both, rest, mask[row])
+        level = query + problem.shape[1] - problem.shape[0]
+        yield _Row(query, level, p[row][:, None] * both, rest, mask[row])
 
 
 def _find_seen(x: _Row, groups: Counts) -> tuple[Counts, float]:
@@ -155,12 +158,16 @@ def _find_seen(x: _Row, groups: Counts) -> tuple[Counts, float]:
     With it is the log of how unlikely it is to be so near by chance, -inf if it is not near.
     """
     size = int(np.max(groups)) + 1
-    both = np.where(groups < 0, -1, np.where(x.seen, groups, size + groups))
-    sums = np.stack([np.sum(x.terms[both == y], 0) for y in range(2 * size)])
+    # Of hidden keys those after the own one of the query are apart.
+    kind = np.where(x.seen, 0, np.where(np.arange(len(groups)) <= x.level, 1, 2))
+    both = np.where(groups < 0, -1, kind * size + groups)
+    sums = np.stack([np.sum(x.terms[both == y], 0) for y in range(3 * size)])
     fixed = np.sum(x.terms[(both < 0) & x.seen], 0) + x.rest
-    own, d = np.repeat([1, 0], size), len(fixed) - 1
-    fitted = np.linalg.lstsq(sums[:, :-1].T, -fixed[:-1], rcond=1e-6)[0]
-    starts = own, (fitted > 0.5).astype(int)
+    own, d = np.repeat([1, 0, 0], size), len(fixed) - 1
+    starts = [own]
+    if np.sum(np.any(sums, -1)) <= _COLUMNS * d:  # a few keys of many are found one by one
+        fitted = np.linalg.lstsq(sums[:, :-1].T, -fixed[:-1], rcond=1e-6)[0]
+        starts.append((fitted > 0.5).astype(int))
     after, found = min((_improve(sums, fixed, own, y) for y in starts), key=lambda y: y[0])
     counts = np.where(both < 0, x.seen, found[both])
     after -= _BETTER * np.sum(found != own)
