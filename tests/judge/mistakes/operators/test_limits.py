@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from refattn.judge import verify
+
+from refattn.judge.mistakes.operators import limits  # isort: skip  (after `verify`)
 from tests.judge.mistakes.causes.kernels import ahead, draw, fused, hide, named, scores
 
 N = 64
@@ -57,6 +59,12 @@ CASES = {
     "mask that begins": (lambda: given(MASK | (J < 16), mask=MASK), "keys 0 to 15 are not masked"),
 }  # fmt: skip
 test_limits_are_named = named(CASES, ("loop too short",), profile="flash")
+
+
+def test_a_shift_to_the_last_key():
+    far = np.ones((2, 4))
+    far[[0, 1], [2, 3]] = 0.0
+    assert limits._choose_shift(far, np.arange(2)) == (2, 0.0)
 
 
 @pytest.mark.long

@@ -9,6 +9,9 @@ from refattn.judge import verify
 from refattn.judge.rounding.formats import FORMATS
 
 from refattn.judge.mistakes.causes import trials  # isort: skip
+from refattn.judge.mistakes.causes.sampled import Rows  # isort: skip
+from refattn.judge.mistakes.causes.wrong_rows import Sampled  # isort: skip
+from refattn.judge.mistakes.operators import spans  # isort: skip
 from tests.judge.mistakes.causes.kernels import (
     BF16,
     ahead,
@@ -431,6 +434,18 @@ CASES = {
     "later keys": (late, "attention is not causal: keys j > i count decay^(j - i) times, but only"),
 }  # fmt: skip
 test_a_mistake_is_named_by_its_place = named(CASES, ("bit of a row",))
+
+
+def test_the_first_of_two_spans_is_found_again_beside_the_second():
+    """Keys 2 to 22 are lost, and 39 to 43 have larger scores."""
+    rng = np.random.default_rng(50)
+    v, s, j = rng.standard_normal((48, 16)), rng.standard_normal((3, 48)), np.arange(48)
+    ways = [("lost", lambda _: (np.full_like(s, -np.inf), v)), ("larger", lambda _: (s + 2, v))]
+    found = np.where((j > 38) & (j < 44), s + 2, np.where((j > 1) & (j < 23), -np.inf, s))
+    got = np.exp(found) @ v / np.sum(np.exp(found), -1, keepdims=True)
+    x = Sampled(Rows((0,), np.arange(3), j), got, None, np.ones(3, bool), np.ones(3, bool))
+    read = spans._find_spans(lambda _: (s, v), ways, [x], 1e-3)
+    assert {y.words: y.keys for y in read} == {"lost": slice(2, 23), "larger": slice(39, 44)}
 
 
 ORDER = np.random.default_rng(53).permutation(N)
