@@ -99,7 +99,7 @@ _TOO_WELL = 0.75  # rms of z below which an option may be ignored, and a profile
 _UNLIKELY = 10.0  # log of how much likelier others are on some rows of another part
 _SURELY_REJECTED = -100.0  # log of a p-value that is surely enough to reject a profile by some rows
 _SURE_P, _HARDLY_PASSES = 1e-40, 1e-3  # p-values by which some rows reject a profile, or doubt it
-_ASKED_ROWS = 8  # that are the worst by the profile that failed first
+_ASKED_ROWS, _FELT = 8, 0.1  # the worst by the profile that failed first; z that float32 leaves
 _TESTS = 64  # more than a trial has: what is sure beside so many needs no other
 
 
@@ -593,5 +593,6 @@ def _suspect_float32(problem: Problem, numbers: Numbers, dtype: str, alpha: floa
     """Say if float64 numbers are those of sums or exponentials in float32."""
     if dtype == "float64" and problem.gradient is None:
         case = _Case(Part(problem, numbers), Request(dtype, "math", alpha, False))
-        if case.trial("math").known and not case.rejects("math"):
+        trial = case.trial("math")
+        if trial.known and trial.z.largest > _FELT and not case.rejects("math"):
             yield "profile math accepts these numbers: some step of the kernel may be in float32"
