@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn import registry
+from refattn import registry, vjp
 from refattn.judge.conformance.truth import digits
 from tests.cases import CASES, agrees, assert_close, differentiable, prepared, those
 from tests.conftest import Host
@@ -133,7 +133,7 @@ def test_digits(name, d, size, dtype, record_accuracy):
         record_accuracy(f"{name}, {mask}{causal * ', causal'}, norms {size:g}", dtype, units)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.long("jax", "dask", "readonly+float32")
 @those()
 def test_every_library_agrees_with_numpy(backend, dtype, name):
@@ -154,7 +154,7 @@ def test_every_library_agrees_with_numpy(backend, dtype, name):
 EDITS = (np.nan, np.inf, -np.inf, 1e300, 1e3, -1e3, 0.0)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("masked", [False, True])
 @those("causal")
 def test_the_future_changes_nothing(name, masked):
@@ -193,7 +193,7 @@ def test_what_is_hidden_reaches_nothing(name, causal, dtype):
             np.testing.assert_array_equal(function(*p.arrays, **options, **nothing), 0)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (6, 1)], ids=str)
 @those()
 def test_masks_broadcast_along_keys(name, shape):
@@ -208,7 +208,7 @@ def test_masks_broadcast_along_keys(name, shape):
                 assert_close(got, want * value, case.atol(p, options))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("seed", range(6))
 @those("deletion")
 def test_masking_keys_is_deleting_them(name, seed):
@@ -308,6 +308,23 @@ def test_pullbacks_agree_with_difference_quotients(name, causal, mask):
     if causal and "scale" not in case.lacks:
         options["scale"] = 0.3
     agrees(case.fn, case.formula, arrays, options, rng)
+
+
+SIZES = [  # leading axes, queries, keys, mask, causal: within a leaf, and past it
+    *(("none", 5, 7, "none", False), ("grouped", 140, 155, "keys", True)),
+    *(("none", 150, 150, "rows", False), ("values", 257, 129, "none", True)),
+]
+
+
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@those("vjp")
+def test_vjp_returns_the_bits_of_the_function(name, dtype):
+    """A step on the tape computes what it computes off it: no other form, scale or order."""
+    for where in SIZES:
+        case, arrays, options, _ = differentiable(name, *where, dtype=dtype)
+        got, want = vjp(case.fn, **arrays, **options)[0], case.fn(**arrays, **options)
+        np.testing.assert_array_equal(got, want)
 
 
 TRACED = ("softmax", "rfa positive", "rfa trigonometric", "is", "lara balance")

@@ -294,7 +294,7 @@ def _scale_rows(values: Array, xp: Any) -> Features:
     Rows of ordinary size are as they are, on NumPy.
     """
     peak = _largest(fixed(values), xp)  # any scale cancels
-    if is_numpy_array(values):
+    if is_numpy_array(untraced(values)):
         most = _most_of_ordinary(values.dtype)
         peak = np.where((peak >= 1 / most) & (peak <= most), 1.0, peak)
     return Features(values / peak[..., None], xp.log(peak))
@@ -309,6 +309,7 @@ def _largest(values: Array, xp: Any) -> Array:
 
 def _are_ordinary(values: Array) -> bool:
     """Say whether all features are positive and of ordinary size, on NumPy."""
+    values = untraced(values)
     if not is_numpy_array(values) or not values.size:
         return False
     most = _most_of_ordinary(values.dtype)

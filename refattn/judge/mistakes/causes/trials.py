@@ -37,7 +37,7 @@ from ..operators.limits import (
     list_windows,
     rate_limits,
 )
-from ..operators.own_keys import list_own_keys
+from ..operators.own_keys import list_few_keys, list_own_keys
 from ..operators.pages import list_blocks_of_cache
 from ..operators.seen_keys import list_seen_keys
 from ..operators.spans import list_spans
@@ -328,6 +328,7 @@ class Trials:
             rows = known_rows(self.posed) if self.posed.kind in ("scores", "map") else ()
             lists.append(filter(self.changes, list_edited(self.posed, rows)))
         lists.append(list_spans(problem, every, unit))
+        lists.append(list_few_keys(problem, every, unit))
         lists.append(list_seen_keys(problem, every, unit, self.about[1]))
         lists.append(list_weighted_classes(problem, every, unit, self.about[1]))
         return lists

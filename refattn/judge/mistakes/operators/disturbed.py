@@ -38,8 +38,8 @@ def list_wrong_states(
         added[index], n, d = np.zeros_like(out), len(out), problem.read(index)["k"].shape[-1]
         done = 0
         while np.max(np.abs(left / std)) > FAR:
-            first = int(np.argmax(np.max(np.abs(left / std), -1) > FAR))
-            for i in _list_spans(first, done, n, _ROWS_OF_STATE * d):
+            seen = int(np.argmax(np.max(np.abs(left / std), -1) > FAR))
+            for i in _list_spans(seen, done, n, _ROWS_OF_STATE * d):
                 reads = _find_reads(problem, index, i.start, i.stop)
                 weight = 1 / np.linalg.norm(std[i], axis=-1, keepdims=True)
                 change = np.linalg.lstsq(weight * reads, weight * left[i], rcond=None)[0]
@@ -47,9 +47,9 @@ def list_wrong_states(
                 if np.mean(np.square(z)) < _SQUARE:
                     break
             else:
-                if not done or n - first > _ROWS_OF_STATE * d:
+                if not done or n - seen > _ROWS_OF_STATE * d:
                     return
-                added[index][first:] = left[first:]  # too few rows to tell more by
+                added[index][seen:] = left[seen:]  # too few rows to tell more by
                 break
             left[i], added[index][i], done = 0.0, reads @ change, i.stop
             about = i, change, reads / np.median(std[i], -1, keepdims=True)
