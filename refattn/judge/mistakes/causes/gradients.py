@@ -429,7 +429,7 @@ def _list_rounded_scores(back: Backward) -> Iterator[Candidate]:
     elif math.frexp(scale)[0] == 0.5:  # a power of 2
         by = {"q . k is (or scores are)": scale}
     # D is that of the profile or, if a kernel computes the weights again, of the output.
-    reads = (Candidate("").read, partial(_take_delta_of_out, back.first))
+    reads: Any = Candidate("").read, partial(_take_delta_of_out, back.first)
     for name, (words, factor), read in product(("bfloat16", "float16"), by.items(), reads):
         text = f"in the backward pass {words} rounded to {name}"
         yield Candidate(text, read=read, scores=partial(_round_scores, FORMATS[name], factor))

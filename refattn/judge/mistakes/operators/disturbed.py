@@ -48,10 +48,9 @@ def list_wrong_states(
                 found = _fit_state(problem, index, at, left, std)
             if found is None:
                 return
-            text, more = found
-            i = slice(at, at + len(more))
-            left[i], added[index][i] = 0.0, more
-            words.setdefault(index, text)
+            i = slice(at, at + len(found[1]))
+            left[i], added[index][i] = 0.0, found[1]
+            words.setdefault(index, found[0])
     if words:
         index, first = next(iter(words.items()))
         more = f" (head {place(index)}{f' and {len(words) - 1} more' * (len(words) > 1)})"
@@ -82,7 +81,7 @@ def _find_states(problem: Problem, index: Index) -> Doubles:
     return np.concatenate([states, last[None]])
 
 
-def _list_ends(at: int, n: int) -> Iterator[int]:
+def _list_last_tokens(at: int, n: int) -> Iterator[int]:
     """List the tokens up to which those from one on may read another state, the last first."""
     ends = (min(at + size, n) for size in (n, *sorted(CHUNK_SIZES, reverse=True)))
     yield from dict.fromkeys(ends)
@@ -92,10 +91,10 @@ def _take_state(
     problem: Problem, index: Index, at: int, about: tuple[Doubles, Doubles], every: Doubles
 ) -> tuple[str, Doubles] | None:
     """Explain errors from a token on by a state that kernels take for that before it."""
-    for end in _list_ends(at, len(about[0])) if len(every) else ():
+    for end in _list_last_tokens(at, len(about[0])) if len(every) else ():
         i, reads = slice(at, end), _find_reads(problem, index, at, end)
         left, std = (x[i] for x in about)
-        for words, more in _list_others(problem, index, i, (reads, left, std), every):
+        for words, more in _explain_states(problem, index, i, (reads, left, std), every):
             return f"tokens {at} to {end - 1} read another state before token {at}: {words}", more
     return None
 
@@ -104,7 +103,7 @@ def _fit_state(
     problem: Problem, index: Index, at: int, left: Doubles, std: Doubles
 ) -> tuple[str, Doubles] | None:
     """Explain errors from a token on by any other state before it, if fewer numbers fit."""
-    for end in _list_ends(at, len(left)):
+    for end in _list_last_tokens(at, len(left)):
         i, reads = slice(at, end), _find_reads(problem, index, at, end)
         if end - at <= 1.5 * reads.shape[1]:
             continue
@@ -116,7 +115,7 @@ def _fit_state(
     return None
 
 
-def _list_others(
+def _explain_states(
     problem: Problem,
     index: Index,
     i: slice,
@@ -203,7 +202,10 @@ def _fit_decays(
         return None
     steps, state, late = steps_of(x, problem.scale), every[at], bool(x.get("late"))
     right, more, current = np.exp(g[:, 0]), np.zeros_like(got[at:]), 0
-    times, some = right.copy(), np.stack([right, *(_relate(right).values() if related else ())])
+    times, some = (
+        right.copy(),
+        np.stack([right, *(_relate_decays(right).values() if related else ())]),
+    )
     for t in range(at, len(got)):
         written: Any = np.outer(steps.k[t], steps.v[t])
         kept = state
@@ -228,7 +230,7 @@ def _fit_decays(
     return _describe_decays(times, right), more
 
 
-def _relate(right: Doubles) -> dict[str, Doubles]:
+def _relate_decays(right: Doubles) -> dict[str, Doubles]:
     """Return what kernels take for decays of tokens."""
     return {
         "left out": np.ones_like(right),
@@ -244,7 +246,7 @@ def _describe_decays(times: Doubles, right: Doubles) -> str:
     if 2 * len(off) > np.ptp(off):  # decays near 1 cannot be told from others
         off = np.arange(off[0], off[-1] + 1)
     tokens, (mine, own) = name_span("tokens", off), (x[off] for x in (times, right))
-    for words, x in _relate(right).items():
+    for words, x in _relate_decays(right).items():
         if np.any(x[off] != own) and np.all(np.abs(mine / x[off] - 1) < _AS_OFTEN):
             return f"the decay of {tokens} is {words}"
     said = (dict.fromkeys(f"{f(x):.3g}" for f in (np.min, np.max)) for x in (mine, own))
