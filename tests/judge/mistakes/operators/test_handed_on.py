@@ -166,6 +166,7 @@ def test_states_that_decay_by_column():
         return np.exp(sums[:, at]), np.exp(sums[:, -1:] - sums)
 
     x = draw()
+    x |= {"g": x["g"] / 2, "first": 4 * x["first"], "beta": x["beta"] / 4}
     text = judge(x, *chunked(x, size=32, passed=passed))["out"].suspects[0].text
     assert re.match(
         r"agrees if tokens 32 to \d+ read another state before token 32: in it is ", text
