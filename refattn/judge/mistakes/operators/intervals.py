@@ -97,13 +97,13 @@ def find_interval(
 
     # In multiples of a step all pairs of edges are rated by products of what they add to errors.
     edges = np.unique(np.append(np.arange(0, m, -(-m // _EDGES)), m))
-    error = (right[:, 1:] - got) / sizes
+    error = (right[:, 1:] - right[:, :1] * got) / sizes
     added = (sums[:, edges, 1:] - sums[:, edges, :1] * got[:, None]) / sizes[:, None]
     later = added + error[:, None]
     with np.errstate(all="ignore"):
         squares = np.sum(later**2, -1)[:, :, None] + np.sum(added**2, -1)[:, None]
         squares -= 2 * later @ np.swapaxes(added, 1, 2)
-        total = 1 + sums[:, edges, :1] - np.swapaxes(sums[:, edges, :1], 1, 2)
+        total = right[:, None, :1] + sums[:, edges, :1] - np.swapaxes(sums[:, edges, :1], 1, 2)
         far = np.sum(np.where(total > _LEAST_SUM, squares / total**2, math.inf), 0)
     far[np.isnan(far) | (edges[:, None] <= edges)] = math.inf
     stop, start = (int(edges[x]) for x in np.unravel_index(np.argmin(far), far.shape))
