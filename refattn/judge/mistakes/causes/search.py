@@ -104,7 +104,7 @@ def search_causes(
             holding.sort(key=lambda x: explain_normalisers(trials, x, False) is None)
         found = trials.keep_apart(holding) or [x for x in judged[:1] if x.explains_part]
         # What is fitted has many numbers, and would explain what has a plainer cause as well.
-        if not any(x.holds for x in found):
+        if not any(x.holds and x.is_sure for x in found):
             for listing in trials.list_fitted():
                 fitted = [trials.judge(x, profiles, dtype) for x in trials.explain_all(listing)]
                 if any(x.holds for x in fitted):

@@ -66,9 +66,13 @@ def list_intervals(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alt
         opened = weigh_keys(head._replace(mask=None), exact.lse)
         changes[""] = np.where(head.mask, 0.0, opened)[..., None] * values
     right = np.concatenate([np.ones((len(w), 1)), exact.out], -1)
+    shown = np.arange(m) if head.mask is None else np.flatnonzero(head.mask.any(0))
     for words, change in changes.items():
         sums = np.pad(np.cumsum(change, 1), ((0, 0), (1, 0), (0, 0)))
         _, j = find_interval(right, sums, x.got, sizes)
+        mine = shown[(shown >= j.start) & (shown < j.stop)]
+        if words and len(mine):  # others do not count anyhow
+            j = slice(int(mine[0]), int(mine[-1]) + 1)
         if head.mask is not None and not words:
             hidden = np.flatnonzero(~head.mask[:, j].all(0)) + j.start  # from some row
             if len(hidden):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, product
 from typing import NamedTuple
@@ -200,7 +200,7 @@ def list_mask_ends(
 
     They are so many later than they should be or, up to the last key, than level with queries.
     """
-    if "mask" not in problem.first or problem.packed is not None:
+    if "mask" not in problem.first or problem.packed is not None or not wrong:
         return
     heads = {x.rows.at[:-1]: x for x in reversed(wrong)}  # the first of each batch member
     few = [x.take(thin(np.arange(len(x.got)), _FEW_OWN)) for x in thin([*heads.values()], _MEMBERS)]
@@ -221,6 +221,15 @@ def list_mask_ends(
                 text += f": at the next multiple of {size} keys" * (min(late) > 0)
             moved = problem.replaced("mask", partial(_move_end, turn, level, by))
             yield Alternative(text, moved)
+    for turn in (1, -1):
+        opened = problem.replaced("mask", partial(_open_end, turn))
+        far = [_rate_limits(opened, x, unit * row_sizes(x.got), turn) for x in few]
+        i, rated = np.concatenate([x.rows.queries for x in few]), np.concatenate(far)
+        members = ", ".join(map(place, sorted(x.rows.at[:-1] for x in few)[:_MEMBERS_NAMED]))
+        for limit in _fit_limits(rated, i, turn, 0):
+            text = f"{limit.text} in batch member{'s' * (len(few) > 1)} {members}"
+            shown = partial(_end_at, turn, limit, {x.rows.at[:-1] for x in few})
+            yield Alternative(text, problem.replaced("mask", shown))
 
 
 _MASK_ENDS = {  # the side, and whether limits are level with queries
@@ -271,6 +280,12 @@ def _move_end(turn: int, level: bool, by: Mapping[Index, int], at: Index, mask: 
     limit = np.minimum(places + more, last if level else math.inf)[:, None]
     within = turn * (np.arange(mask.shape[1]) - limit) <= 0
     return np.asarray((mask | _find_past(mask, turn)) & within)
+
+
+def _end_at(turn: int, limit: Limit, members: Collection[Index], at: Index, mask: Seen) -> Seen:
+    """Show keys up to the limits of queries, or from them on, in some batch members."""
+    x = Place(np.arange(len(mask))[:, None], np.arange(mask.shape[1]), *mask.shape, None)
+    return (mask | _find_past(mask, turn)) & limit.shows(x) if at[:-1] in members else mask
 
 
 def _choose_shift(far: Doubles, places: Places, last: int | None = None) -> tuple[int, float]:
