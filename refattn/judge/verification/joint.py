@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arrays.library import Doubles
-from ..rounding.backward import gradient_covariance, list_terms, split_covariance
+from ..rounding.backward import analyse_gradient, gradient_covariance, list_terms
 from ..rounding.covariance import covariance, distinct_columns, has_few_numbers
 from ..rounding.problems import Index, Problem
 from ..rounding.roundings import WORST, Roundings, RowErrors
@@ -138,10 +138,11 @@ def find_covariance(
         return along, rows.own_covariance(alone, directions, worst)
     if problem.gradient is None:
         return covariance(problem.head(index), roundings, i, rows, directions, worst)
-    if not worst and problem.gradient.along(index) is directions:  # of which the law was found
-        return split_covariance(rows, directions)
-    saved = problem.gradient.saved(index, roundings, i)
-    return gradient_covariance(saved, roundings, problem.gradient.of, i, directions, worst)
+    of, along = problem.gradient.of, problem.gradient.along(index)
+    if worst or along is not directions:  # those that a law was found with
+        saved = problem.gradient.saved(index, roundings, i)
+        rows = analyse_gradient(saved, roundings, of, i, directions, worst)
+    return gradient_covariance(rows, directions, worst)
 
 
 def knows_columns(problem: Problem) -> bool:

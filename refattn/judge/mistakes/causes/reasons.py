@@ -210,7 +210,7 @@ def _search_scores(
     strange_alone = _is_right_where_finite(numbers, verdict)
     where = worst.where if worst else ()
     where = (*where, 0) if where and failed == "lse" else where  # of a row, any column
-    rest = verdict.dtype, failed, where, bool(fits)
+    rest = verdict.dtype, failed, where, fits
     known = _IN_FLOAT32[1] if _IN_FLOAT32[0] in " ".join(verdict.remarks) else ""
     if failed != "lse" and worst is not None and not known:
         grid, gap = find_grid(problem, numbers)
