@@ -589,5 +589,5 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     none, steep = np.zeros(len(total)), {name: scale * x for name, x in tangents.items()}
     rows = (total, none, none, near, std, least, bound, none, none, none, spacing, slack, steep)
     shared = np.concatenate([sum_.variance, sum_.shared.reshape(len(total), -1)], -1)
-    apart = apart if sum_.walks else None
-    return RowErrors(*rows, apart, scale**2 * shared, rest=rest, shift=shift)
+    law = RowErrors(*rows, shared=scale**2 * shared, rest=rest, shift=shift)
+    return law._replace(apart=apart) if sum_.walks else law

@@ -66,11 +66,10 @@ def search_causes(
 
     What `failed` is `out`, `lse` or `both`; `where` is the worst element. Coarse roundings are
     not tried on an error that `fits` explain, defects of a fitted size; nor are lists of what is
-    fitted to rows, if one of these leaves roundings alone, and so has a standard error. Rows with
-    NaN or infinity may be the only ones that are looked at. Where the cause is `known`, only the
-    sample is taken. Rows of a user's `mistakes` are tried first. Wrong `rows` that are known are
-    those that the first profile rejects. Texts compute the problem as it was `posed`, if it was
-    another one.
+    fitted to rows, if one of these leaves roundings alone. Rows with NaN or infinity may be the
+    only ones that are looked at. Where the cause is `known`, only the sample is taken. Rows of a
+    user's `mistakes` are tried first. Wrong `rows` that are known are those that the first profile
+    rejects. Texts compute the problem as it was `posed`, if it was another one.
     """
     profile = next(iter(profiles.values()))
     problem = problem.read_by(profile)
@@ -105,7 +104,7 @@ def search_causes(
             holding.sort(key=lambda x: explain_normalisers(trials, x, False) is None)
         found = trials.keep_apart(holding) or [x for x in judged[:1] if x.explains_part]
         # What is fitted has many numbers, and would explain what has a plainer cause as well.
-        if not any(x.holds for x in found) and not any("±" in x.text for x in fits):
+        if not (any(x.holds for x in found) or leave_roundings(fits)):
             for listing in trials.list_fitted():
                 fitted = [trials.judge(x, profiles, dtype) for x in trials.explain_all(listing)]
                 if any(x.holds for x in fitted):
@@ -139,6 +138,11 @@ def search_causes(
         if of_sums.holds:
             whole = [suspect_alternative(of_sums.alternative.text, of_sums, trials)]
     return whole or suspects, sample
+
+
+def leave_roundings(fits: Sequence[Suspect]) -> bool:
+    """Tell whether a defect of a fitted size, whose error is given, leaves roundings alone."""
+    return any("±" in x.text for x in fits)
 
 
 def suspect_alternative(words: str, one: Explained, trials: Trials) -> Suspect:
