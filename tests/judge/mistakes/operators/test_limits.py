@@ -112,7 +112,10 @@ CHUNKED = PADDED & ((J - PADS) // 16 == (ROW - PADS) // 16)
 # Of members of a batch with padding before their keys: the mask, what is seen, and what is named.
 PADDED_CASES = {
     "the mask begins 3 keys too early in batch member 0, 7 keys too early in batch member 1, 13 "
-    "keys too early in batch member 2, but only in": (PADDED, np.where(ROW >= 50, FAR <= 0, PADDED)),
+    "keys too early in batch member 2, but only in": (
+        PADDED,
+        np.where(ROW >= 50, FAR <= 0, PADDED),
+    ),
     "the window of query i starts at 16 (i // 16) in batch members 1, 2": (
         *(CHUNKED, np.where(PADS > 3, PADDED & (J // 16 == ROW // 16), CHUNKED)),
     ),
