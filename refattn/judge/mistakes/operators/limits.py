@@ -223,10 +223,10 @@ def list_mask_ends(
             yield Alternative(text, moved)
     for turn in (1, -1):
         opened = problem.replaced("mask", partial(_open_end, turn))
-        far = [_rate_limits(opened, x, unit * row_sizes(x.got), turn) for x in few]
-        i, rated = np.concatenate([x.rows.queries for x in few]), np.concatenate(far)
+        rated = [_rate_limits(opened, x, unit * row_sizes(x.got), turn) for x in few]
+        i = np.concatenate([x.rows.queries for x in few])
         members = ", ".join(map(place, sorted(x.rows.at[:-1] for x in few)[:_MEMBERS_NAMED]))
-        for limit in _fit_limits(rated, i, turn, 0):
+        for limit in _fit_limits(np.concatenate(rated), i, turn, 0):
             text = f"{limit.text} in batch member{'s' * (len(few) > 1)} {members}"
             shown = partial(_end_at, turn, limit, {x.rows.at[:-1] for x in few})
             yield Alternative(text, problem.replaced("mask", shown))
@@ -284,7 +284,8 @@ def _move_end(turn: int, level: bool, by: Mapping[Index, int], at: Index, mask: 
 
 def _end_at(turn: int, limit: Limit, members: Collection[Index], at: Index, mask: Seen) -> Seen:
     """Show keys up to the limits of queries, or from them on, in some batch members."""
-    x = Place(np.arange(len(mask))[:, None], np.arange(mask.shape[1]), *mask.shape, None)
+    n, m = mask.shape
+    x = Place(np.arange(n)[:, None], np.arange(m), n, m, None)
     return (mask | _find_past(mask, turn)) & limit.shows(x) if at[:-1] in members else mask
 
 
