@@ -231,10 +231,10 @@ def list_mask_ends(
             yield Alternative(text, moved)
     for turn in (1, -1):
         opened = problem.replaced("mask", partial(_open_end, turn))
-        rated = [_rate_limits(opened, x, unit * row_sizes(x.got), turn) for x in few]
+        rated = [rate_limits(unit, opened, x, turn) for x in few]
         i = np.concatenate([x.rows.queries for x in few])
         members = ", ".join(map(place, sorted(x.rows.at[:-1] for x in few)[:_MEMBERS_NAMED]))
-        for limit in _fit_limits(np.concatenate(rated), i, turn, 0):
+        for limit in _fit_limits(np.concatenate(rated), i, turn, (0, None)):
             text = f"{limit.text} in batch member{'s' * (len(few) > 1)} {members}"
             shown = partial(_end_at, turn, limit, {x.rows.at[:-1] for x in few})
             yield Alternative(text, problem.replaced("mask", shown))

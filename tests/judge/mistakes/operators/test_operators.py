@@ -438,15 +438,15 @@ test_a_mistake_is_named_by_its_place = named(CASES, ("bit of a row",))
 
 
 def test_the_first_of_two_spans_is_found_again_beside_the_second():
-    """Keys 2 to 22 are lost, and 39 to 43 have larger scores."""
-    rng = np.random.default_rng(50)
+    """Keys 11 to 17 are lost, and 34 to 41 have larger scores."""
+    rng = np.random.default_rng(83)
     v, s, j = rng.standard_normal((48, 16)), rng.standard_normal((3, 48)), np.arange(48)
     ways = [("lost", lambda _: (np.full_like(s, -np.inf), v)), ("larger", lambda _: (s + 2, v))]
-    found = np.where((j > 38) & (j < 44), s + 2, np.where((j > 1) & (j < 23), -np.inf, s))
+    found = np.where((j > 33) & (j < 42), s + 2, np.where((j > 10) & (j < 18), -np.inf, s))
     got = np.exp(found) @ v / np.sum(np.exp(found), -1, keepdims=True)
     x = Sampled(Rows((0,), np.arange(3), j), got, None, np.ones(3, bool), np.ones(3, bool))
     read = spans._find_spans(lambda _: (s, v), ways, [x], 1e-3)
-    assert {y.words: y.keys for y in read} == {"lost": slice(2, 23), "larger": slice(39, 44)}
+    assert {y.words: y.keys for y in read} == {"lost": slice(11, 18), "larger": slice(34, 42)}
 
 
 ORDER = np.random.default_rng(53).permutation(N)
