@@ -35,7 +35,7 @@ from ..operators.own_keys import list_few_keys, list_own_keys
 from ..operators.pages import list_blocks_of_cache
 from ..operators.sinks import list_sinks
 from ..operators.spans import list_spans
-from ..operators.strides import PADDED_TO
+from ..operators.strides import PADDED_TO, list_addresses
 from ..operators.tiles import (
     list_crossed_parts,
     list_interleaved,
@@ -300,6 +300,7 @@ class Trials:
         lists += [list_reads(*x) for x in first]
         lists.append(list_counted(problem, every, columns, length))
         lists.append(list_other_places(problem, self.sample))
+        lists.append(list_addresses(problem, every, unit))
         lists.append(self.take_nearest(list_wrong_tiles(problem)))
         if length:
             lists += [list_reaches(*x, lambda y: wrong[problem.number(y.at), y.i]) for x in first]
