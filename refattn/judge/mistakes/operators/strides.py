@@ -58,17 +58,24 @@ def list_strides(problem: Problem) -> Iterator[Alternative]:
 
 def _list_split(problem: Problem, heads: int) -> Iterator[Alternative]:
     """List kernels that read queries, keys and values, and write the output, with other strides."""
-    n, shared = problem.shape[0], heads // (problem.key_heads or heads)
-    # Where a row is computed: places of heads and queries are those of the output.
-    back = (lambda h, i: divmod(i * heads + h, n)), lambda h, i: divmod(h * n + i, heads)[::-1]
-    for (words, take), rule in zip(TURNED.items(), back, strict=True):
+    shared = heads // (problem.key_heads or heads)
+    for words, take in TURNED.items():
         turned = problem
         for x in "qkv":
             of_each = 1 if x == "q" else shared
             turned = turned.replaced(x, partial(_read_other, problem, x, of_each, take))
-        answer = partial(answer_places, turned, partial(_find_computed, rule, heads, n))
         text = f"queries, keys, values and the output have the strides of {words}"
-        yield Alternative(text, turned, answer=answer)
+        yield Alternative(text, turned, answer=dict(list_swaps(turned))[words])
+
+
+def list_swaps(problem: Problem) -> Iterator[tuple[str, Callable[[Rows], Result]]]:
+    """List results of which heads and rows are written in the order of the other."""
+    n, heads = problem.shape[0], problem.lead[-1] if problem.lead else 1
+    # Where a row is computed: places of heads and queries are those of the result.
+    back = (lambda h, i: divmod(i * heads + h, n)), lambda h, i: divmod(h * n + i, heads)[::-1]
+    for words, rule in zip(TURNED, back, strict=True):
+        if heads > 1:
+            yield words, partial(answer_places, problem, partial(_find_computed, rule, heads, n))
 
 
 def _find_computed(
