@@ -388,70 +388,29 @@ def test_overflow_is_inf(features, coupling):
         assert theory.num_features_for_kernel(0.1, x, y, **names) == math.inf
 
 
-def forget_partial_block(original):
-    def law(self, count):
-        whole = count // self.block * self.block or count
-        return original(self, whole) + math.log(whole / count)
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "change",
+    [lambda b, ratio: 2 - ratio, lambda b, ratio: 1 + (ratio - 1) / (b - 1), lambda b, ratio: 1.0],
+    ids=["C has the wrong sign", "b for b (b 1)", "C is 0"],
+)
+def test_cosines_show_wrong_pairs(change, monkeypatch):
+    """(V + (b - 1) C) / V is changed."""
+    right = KernelLaw.block_ratio
+    monkeypatch.setattr(
+        KernelLaw, "block_ratio", lambda self, one: change(self.block, right(self, one))
+    )
+    with pytest.raises(AssertionError):
+        test_trigonometric_estimates("orthogonal", 4)
 
-    return law
 
+def test_a_lognormal_shows_a_mean_that_is_forgotten(monkeypatch):
+    right = theory.proposal.SquaredWeights.__init__
 
-def forget_mean(original):
-    def init(self, proposal, d):
-        original(self, proposal, d)
+    def forget(self, proposal, d):
+        right(self, proposal, d)
         self.mean = 0 * self.mean
 
-    return init
-
-
-def standard_angles(original):
-    return lambda d, cosines, order: original(d // 2, cosines, order)
-
-
-def digits(coupling):
-    assert formulas.accuracy("positive", coupling, 4, 0.9) <= CONTRACT
-
-
-DIGITS, PAIRS, COSINES = digits, test_pairs_from_the_law_of_their_sum, test_trigonometric_estimates
-
-
-def wrong_ratio(change):
-    """Change (V + (b - 1) C) / V."""
-    return KernelLaw, "block_ratio", lambda f: lambda self, one: change(self, f(self, one))
-
-
-WRONG = {
-    "C has the wrong sign": wrong_ratio(lambda self, ratio: 2 - ratio),
-    "b for b (b - 1)": wrong_ratio(lambda self, ratio: 1 + (ratio - 1) / (self.block - 1)),
-    "e^{|z|^2} for 1F1": wrong_ratio(lambda self, ratio: 0 * ratio + 1),
-    "d/2 for d": (theory.series, "missing_angles", standard_angles),
-    "no partial block": (KernelLaw, "log_variance", forget_partial_block),
-    "z for z - mu": (theory.proposal.SquaredWeights, "__init__", forget_mean),
-}
-
-
-@pytest.mark.long("test_trigonometric_estimates")
-@pytest.mark.parametrize(
-    ("name", "check", "arguments"),
-    [
-        ("C has the wrong sign", DIGITS, ("orthogonal",)),
-        ("C has the wrong sign", PAIRS, ("positive", "orthogonal", 4)),
-        ("C has the wrong sign", COSINES, ("orthogonal", 4)),
-        ("b for b (b - 1)", DIGITS, ("simplex",)),
-        ("b for b (b - 1)", PAIRS, ("hyperbolic", "orthogonal", 4)),
-        ("b for b (b - 1)", COSINES, ("orthogonal", 4)),
-        ("e^{|z|^2} for 1F1", DIGITS, ("orthogonal",)),
-        ("e^{|z|^2} for 1F1", PAIRS, ("positive", "simplex", 4)),
-        ("e^{|z|^2} for 1F1", COSINES, ("orthogonal", 4)),
-        ("d/2 for d", DIGITS, ("orthogonal",)),
-        ("d/2 for d", PAIRS, ("positive", "orthogonal", 4)),
-        ("no partial block", DIGITS, ("orthogonal",)),
-        ("no partial block", PAIRS, ("positive", "orthogonal", 4)),
-        ("z for z - mu", test_one_positive_estimate_is_lognormal, (16, 0.4)),
-    ],
-)
-def test_wrong_laws_are_seen(name, check, arguments, monkeypatch):
-    owner, attribute, wrap = WRONG[name]
-    monkeypatch.setattr(owner, attribute, wrap(getattr(owner, attribute)))
+    monkeypatch.setattr(theory.proposal.SquaredWeights, "__init__", forget)
     with pytest.raises(AssertionError):
-        check(*arguments)
+        test_one_positive_estimate_is_lognormal(16, 0.4)

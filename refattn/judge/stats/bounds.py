@@ -28,14 +28,7 @@ from ...arrays import checks
 from ...arrays.words import with_known_keywords
 from . import check
 
-__all__ = [
-    "bernstein",
-    "betting",
-    "catoni",
-    "dkwm_two_sample",
-    "empirical_bernstein",
-    "hoeffding",
-]
+__all__ = ["bernstein", "betting", "catoni", "dkwm_two_sample", "empirical_bernstein", "hoeffding"]
 
 
 @with_known_keywords

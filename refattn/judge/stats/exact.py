@@ -20,13 +20,7 @@ from ...arrays import checks
 from ...arrays.words import with_known_keywords
 from . import check
 
-__all__ = [
-    "binomial",
-    "chi2",
-    "ks",
-    "normal_mean",
-    "normal_scale",
-]
+__all__ = ["binomial", "chi2", "ks", "normal_mean", "normal_scale"]
 
 
 @with_known_keywords

@@ -39,10 +39,7 @@ def test_powers_by_exact_laws():
     shift = stats.min_discrepancy(stats.normal_mean, n, **rates) * math.sqrt(n)
     limit = scipy.stats.norm.isf(a / 2)
     assert 0.999 * b < scipy.stats.ncx2.cdf(limit**2, 1, shift**2) <= b * (1 + 1e-9)
-    for test, df, half, more in (
-        (stats.normal_scale, n, 2, {}),
-        (stats.chi2, 3 * n, 1, {"df": 3}),
-    ):
+    for test, df, half, more in ((stats.normal_scale, n, 2, {}), (stats.chi2, 3 * n, 1, {"df": 3})):
         law = scipy.stats.chi2(df)
         s = math.exp(half * stats.min_discrepancy(test, n, **rates, **more))
         low, high = law.ppf(a / 2), law.isf(a / 2)
