@@ -238,7 +238,9 @@ def search_columns(
         return []
     alone = problem.replaced("v", lambda _, v: v[:, kept])
     if "v_scale" in problem.first:
-        alone = alone.replaced("v_scale", lambda _, x: np.broadcast_to(x, x.shape[:1] + kept.shape)[:, kept])
+        alone = alone.replaced(
+            "v_scale", lambda _, x: np.broadcast_to(x, x.shape[:1] + kept.shape)[:, kept]
+        )
     alone = alone._replace(shape=(*problem.shape[:2], int(np.sum(kept))))
     of_kept = numbers._replace(out=lambda at: numbers.out(at)[:, kept], lse=None)
     dtype, failed, where, sized = rest

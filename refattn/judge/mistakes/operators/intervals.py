@@ -35,9 +35,7 @@ def list_lost_parts(problem: Problem) -> Iterator[Alternative]:
     """
     m, band, packed = problem.shape[1], show_band(problem), problem.packed
     sizes = [2 * x for x in TILE_SIZES if 2 * x < m] if packed is None else []
-    parts = [
-        (x, *y) for x in sizes for y in ((x // 2, x), (0, x // 2), (x // 4, x))
-    ]
+    parts = [(x, *y) for x in sizes for y in ((x // 2, x), (0, x // 2), (x // 4, x))]
     if packed is not None and packed.blocks is not None:
         size = packed.blocks((0,) * len(problem.lead))[0].shape[1]
         kept = {y for x in TILE_SIZES for y in (x, size // x * x, size - 1) if 0 < y < size}

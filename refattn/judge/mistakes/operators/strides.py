@@ -22,7 +22,10 @@ PADDED_TO = (16, 32, 64, 128)  # to which rows may be padded
 _WORD_BITS = (8, 16, 32, 64)  # bits of a mask that are one number
 _STACKED = 2**22  # numbers of an array, at most, that is read with other strides
 _SPLIT_WRONGLY = 2**20  # the same of queries and keys, if each row is of another head
-_MOST_TERMS, _LARGEST_LOG = 2**24, 300.0  # that are summed, at most; of weights, which stay finite
+_MOST_SUMMED, _LARGEST_EXPONENT = (
+    2**24,
+    300.0,
+)  # that are summed, at most; of weights, which stay finite
 _MOST_UNITS, _ROWS_OF_UNIT, _COLUMNS = 8, 4, 6  # that are looked at, of heads by sequences
 _NEAR, _MOST_READS, _LEFT = 25.0, 12, 9.0  # mean square of z, at most, of one row, and of all
 _NAMED = 3  # heads whose first rows are named
@@ -251,10 +254,10 @@ class Way(NamedTuple):
     step: int  # rows from one key to the next
 
 
-UnitName = tuple[Index, int]  # a head and a sequence
+ReaderName = tuple[Index, int]  # a head and a sequence
 
 
-class Unit(NamedTuple):
+class Reader(NamedTuple):
     """Some rows of a head that see keys of one sequence."""
 
     rows: Rows
@@ -262,12 +265,12 @@ class Unit(NamedTuple):
     keys: slice
 
     @property
-    def name(self) -> UnitName:
+    def name(self) -> ReaderName:
         """The head and the sequence."""
         return self.rows.at, self.sequence
 
 
-Read = tuple[int, int]  # the row of the first key, and how many keys
+Stretch = tuple[int, int]  # the row of the first key, and how many keys
 
 
 class Memory(NamedTuple):
@@ -294,17 +297,17 @@ class Memory(NamedTuple):
 
         return cls(problem, keys, every // keys, lay_out)
 
-    def split(self, rows: Rows) -> Iterator[tuple[Any, Unit]]:
+    def split(self, rows: Rows) -> Iterator[tuple[Any, Reader]]:
         """Split rows of a head by the sequences that they are of."""
         packed, numbers = self.problem.packed, number_sequences(self.problem, rows.queries)
         if packed is None or numbers is None:
-            yield slice(None), Unit(rows, 0, slice(0, self.problem.shape[1]))
+            yield slice(None), Reader(rows, 0, slice(0, self.problem.shape[1]))
             return
         for s in np.unique(numbers).tolist():
             some, keys = numbers == s, slice(*packed.keys[s : s + 2].tolist())
-            yield some, Unit(rows._replace(queries=rows.queries[some]), s, keys)
+            yield some, Reader(rows._replace(queries=rows.queries[some]), s, keys)
 
-    def say_start(self, name: UnitName, row: int, by_token: bool) -> str:
+    def say_start(self, name: ReaderName, row: int, by_token: bool) -> str:
         """Say where a unit begins to read."""
         (member, head, token), (at, s) = self.locate(row, by_token), name
         sequence = f" of sequence {s}" if self.problem.packed is not None else ""
@@ -318,7 +321,7 @@ class Memory(NamedTuple):
             return row // self.heads // m, row % self.heads, row // self.heads % m
         return row // m // self.heads, row // m % self.heads, row % m
 
-    def take_queries(self, unit: Unit, way: Way, first: Any) -> Doubles:
+    def take_queries(self, unit: Reader, way: Way, first: Any) -> Doubles:
         """Take the queries from where keys are read: (firsts, rows, columns)."""
         n, heads = self.problem.shape[0], self.problem.lead[-1]
         member, of_keys, token = self.locate(first, way.by_token)
@@ -330,7 +333,7 @@ class Memory(NamedTuple):
             at = (member * heads + head)[:, None] * n + later
         return _take_inside(self.lay_out("q", way.by_token), at)
 
-    def read(self, unit: Unit, way: Way | None = None, read: Read = (0, 0)) -> SoftmaxHead:
+    def read(self, unit: Reader, way: Way | None = None, read: Stretch = (0, 0)) -> SoftmaxHead:
         """Take the queries of a unit with its own keys, or with those that are read."""
         head, j = take_rows(self.problem, unit.rows), unit.keys
         arrays: dict[str, Any] = {"q": head.q, "k": head.k[j], "v": head.v[j]}
@@ -348,7 +351,7 @@ class Memory(NamedTuple):
         sink, head = head.sink, head._replace(**arrays, mask=seen, bias=bias, sink=None)
         return head if sink is None else head.with_sink(sink)
 
-    def find(self, unit: Unit, got: Doubles, std: float, way: Way) -> list[Read]:
+    def find(self, unit: Reader, got: Doubles, std: float, way: Way) -> list[Stretch]:
         """Find where some rows may have read, and how many keys: what leaves only roundings."""
         sizes = std * row_sizes(got)
         # Keys are told best by the row that sees most of them.
@@ -356,7 +359,7 @@ class Memory(NamedTuple):
         row = [int(np.argmax(np.sum(seen, -1)))]
         one = unit._replace(rows=unit.rows._replace(queries=unit.rows.queries[row]))
         columns = thin(np.argsort(sizes[row[0]]), _COLUMNS)
-        nearest: dict[Read, float] = {}
+        nearest: dict[Stretch, float] = {}
         for count, sums in self._sum(one, way, columns):
             with np.errstate(all="ignore"):
                 z = (sums[:, 1:] / sums[:, :1] - got[row][:, columns]) / sizes[row][:, columns]
@@ -367,7 +370,7 @@ class Memory(NamedTuple):
         every = {x: attend(self.read(unit, way, x)).out for x in some[:_MOST_READS]}
         return [x for x, y in every.items() if np.mean(np.square((y - got) / sizes)) < _LEFT]
 
-    def _sum(self, unit: Unit, way: Way, columns: Any) -> Iterator[tuple[int, Doubles]]:
+    def _sum(self, unit: Reader, way: Way, columns: Any) -> Iterator[tuple[int, Doubles]]:
         """Sum weights, and weights times values, of a query from each row on: (rows, 1 + columns).
 
         If it sees all keys it may see fewer, or more.
@@ -387,7 +390,7 @@ class Memory(NamedTuple):
         first = int(np.sum(np.cumprod(seen == 1)))
         in_turn = way.names == "kv" and not np.any(seen[first:])
         terms = len(k) * (1 if in_turn else keys) * (_COLUMNS if way.names != "qkv" else k.shape[1])
-        if terms > _MOST_TERMS:
+        if terms > _MOST_SUMMED:
             return
         slide = partial(_slide, count=keys, step=way.step)
         if way.names == "v":
@@ -396,15 +399,15 @@ class Memory(NamedTuple):
             q = self.take_queries(unit, way, np.arange(len(k)))
             scores = own.scale * (q @ slide(bare.k))[:, 0]
             scores = scores if own.softcap is None else own.softcap * np.tanh(scores / own.softcap)
-            sums = slide(values) @ (_weigh(scores - lse) * seen)[..., None]
+            sums = slide(values) @ (_exponentiate(scores - lse) * seen)[..., None]
         else:
-            e = _weigh(score_all(bare).T - lse)
+            e = _exponentiate(score_all(bare).T - lse)
             if way.names == "k":
                 sums = slide(e) @ (seen[:, None] * of_own)
             elif not in_turn:
                 sums = slide(e * values) @ seen[:, None]
             else:
-                most = min(2 * keys, _MOST_TERMS // (len(k) * _COLUMNS)) if first == keys else 0
+                most = min(2 * keys, _MOST_SUMMED // (len(k) * _COLUMNS)) if first == keys else 0
                 counts = range(1, most + 1) if most >= keys else [first]
                 runs = _lay_apart(e * values, max(counts), way.step)
                 runs = np.pad(np.cumsum(runs, 0), ((1, 0), (0, 0), (0, 0)))
@@ -425,8 +428,8 @@ def _take_inside(rows: Doubles, at: Any) -> Doubles:
     return np.where(inside[..., None], rows[np.where(inside, at, 0)], 0.0)
 
 
-def _weigh(scores: Doubles) -> Doubles:
-    return np.exp(np.minimum(scores, _LARGEST_LOG))
+def _exponentiate(scores: Doubles) -> Doubles:
+    return np.exp(np.minimum(scores, _LARGEST_EXPONENT))
 
 
 def _lay_apart(rows: Doubles, more: int, step: int) -> Doubles:
@@ -461,7 +464,7 @@ def list_addresses(problem: Problem, wrong: Sequence[Sampled], std: float) -> It
     orders = (False, True) if memory.heads > 1 else (False,)
     steps = dict.fromkeys((1, memory.heads, problem.lead[-1]))
     for way in (Way(*x) for x in product(("kv", "k", "v", "qkv"), orders, steps)):
-        found: dict[UnitName, list[Read]] = {}
+        found: dict[ReaderName, list[Stretch]] = {}
         for unit, got in taken:
             found[unit.name] = memory.find(unit, got, std, way)
             if not found[unit.name]:
@@ -478,16 +481,16 @@ class Rule(NamedTuple):
     share: int  # query heads that are one head here
     relative: bool  # whether rows are counted from the first of the sequence
 
-    def places(self, memory: Memory, unit: Unit) -> tuple[int, int, int]:
+    def places(self, memory: Memory, unit: Reader) -> tuple[int, int, int]:
         """Return what the factors are multiplied with."""
         member, head = divmod(memory.problem.number(unit.rows.at), memory.problem.lead[-1])
         return 1, member + unit.sequence, head // self.share
 
-    def start(self, memory: Memory, unit: Unit, by_token: bool) -> int:
+    def start(self, memory: Memory, unit: Reader, by_token: bool) -> int:
         """Return the row that is 0."""
         return int(self.relative * unit.keys.start * (memory.heads if by_token else 1))
 
-    def first(self, memory: Memory, unit: Unit, by_token: bool) -> int:
+    def first(self, memory: Memory, unit: Reader, by_token: bool) -> int:
         """Return the row of the first key of a unit."""
         factors = zip(self.factors, self.places(memory, unit), strict=True)
         return int(self.start(memory, unit, by_token) + sum(x * y for x, y in factors))
@@ -501,7 +504,7 @@ class Rule(NamedTuple):
         return " + ".join(words + [str(x) for x in self.factors[:1] if x]).replace("+ -", "- ")
 
 
-def _find_rule(memory: Memory, by_token: bool, rows: Sequence[tuple[Unit, int]]) -> Rule | None:
+def _find_rule(memory: Memory, by_token: bool, rows: Sequence[tuple[Reader, int]]) -> Rule | None:
     """Find the rule that some first rows follow, if there is one."""
     packed = memory.problem.packed is not None
     for share, relative in product(dict.fromkeys((memory.share, 1)), (packed, False)):
@@ -517,7 +520,7 @@ def _find_rule(memory: Memory, by_token: bool, rows: Sequence[tuple[Unit, int]])
 
 
 def _name_reads(
-    memory: Memory, way: Way, wrong: Sequence[UnitName], found: Mapping[UnitName, list[Read]]
+    memory: Memory, way: Way, wrong: Sequence[ReaderName], found: Mapping[ReaderName, list[Stretch]]
 ) -> Iterator[Alternative]:
     """Say from where units read: by a rule for all, or for the wrong ones, or of each."""
     (n, m, _), packed = memory.problem.shape, memory.problem.packed is not None
@@ -573,7 +576,9 @@ def _name_reads(
     yield Alternative(text, memory.problem, answer=answer, named=rule is None)
 
 
-def _answer_reads(memory: Memory, way: Way, reads: Mapping[UnitName, Read], rows: Rows) -> Result:
+def _answer_reads(
+    memory: Memory, way: Way, reads: Mapping[ReaderName, Stretch], rows: Rows
+) -> Result:
     """Compute some rows of a head from what its units read."""
     result = Result(*(x.copy() for x in Alternative("", memory.problem).result(rows)))
     for some, unit in memory.split(rows):
