@@ -74,7 +74,8 @@ def _list_arrays(
             other = to(at)
             return np.full_like(x, _NEUTRAL[name]) if other is None else problem.read(other)[name]
 
-        return Alternative("", problem.replaced(name, change))
+        # Fewer keys may be seen, or more, for a reason of their own.
+        return Alternative("", problem.replaced(name, change), plain=name != "mask")
 
     def rescale(names: str, to: HeadRule) -> Alternative:
         def change(at: Index, x: Any, name: str) -> Any:

@@ -52,11 +52,11 @@ from .places import (
     remark_zeros,
 )
 from .sampled import Alternative
-from .search import search_causes, search_columns, search_written
+from .search import leave_roundings, search_causes, search_columns, search_written
 from .states import explain_states
 from .suspects import as_suspect, say_what_is_left
 from .trials import ERRORS
-from .wrong_rows import Sample, tell_causes
+from .wrong_rows import Sample, are_zero, tell_causes
 
 _LOG = logging.getLogger(__name__)
 _Search = TypeVar("_Search", bound=Callable[..., Any])
@@ -172,6 +172,8 @@ def _explain_scores(
     if few and not tell_causes(sample, exact):
         found, fits = [], []
     fits = _drop_said_better(fits)
+    if of_out and are_zero(sample):  # any number that is small or large enough fits rows of 0
+        fits = []
     if fits and not sample.wrong.any():  # a coarse rounding would show in single rows
         found = [x for x in found if not rounds_weights(x.text)]
     suspects = order_suspects(found, fits)
@@ -187,7 +189,7 @@ def _explain_scores(
     seen += list(remark_stale(problem, numbers, sample)) if of_out and not suspects else []
     strange = list(remark_normalisers(problem, numbers))
     remarks = [*seen, *verdict.remarks, *strange, *remark_zeros(problem, numbers, sample)]
-    if of_out and not holds:
+    if of_out and not (holds or leave_roundings(fits)):
         copies = name_copies(problem, numbers, sample, by, verdict.dtype)
         if copies and (copies[0].name == _CAUSE or not suspects):
             suspects, remarks = copies, [x for x in remarks if x not in seen]
@@ -210,7 +212,7 @@ def _search_scores(
     strange_alone = _is_right_where_finite(numbers, verdict)
     where = worst.where if worst else ()
     where = (*where, 0) if where and failed == "lse" else where  # of a row, any column
-    rest = verdict.dtype, failed, where, bool(fits)
+    rest = verdict.dtype, failed, where, fits
     known = _IN_FLOAT32[1] if _IN_FLOAT32[0] in " ".join(verdict.remarks) else ""
     if failed != "lse" and worst is not None and not known:
         grid, gap = find_grid(problem, numbers)

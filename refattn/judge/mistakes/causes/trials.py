@@ -80,9 +80,7 @@ _LOG = logging.getLogger(__name__)
 _Some = TypeVar("_Some")
 _RMS, _LARGEST = 2.0, 15.0  # of z, at most, where an alternative holds
 EXPLAINED_BY_WRONG = 0.7  # of the error, at least, that is explained by what does not hold
-_MOST_PART = (
-    0.9  # of the error, at least, that is explained by what is named though it does not hold
-)
+_MOST_PART = 0.9  # the same where what does not hold is named
 _LIKE = 0.8  # of what an alternative changes, at least, that is in the error
 _MUCH_FARTHER = 16.0  # the mean square of z, where both are small, of what is not as near
 _JOINED = 3  # alternatives, at most, named together
@@ -138,6 +136,11 @@ class Explained(NamedTuple):
         """Whether it is worth a word if it does not hold: the best of many explains some."""
         sure = self.share > _MOST_PART and self.likeness > _LIKE
         return self.everywhere and sure and self.alternative.plain and not self.alternative.fitted
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether it is no other mask, or two mistakes, in some rows alone."""
+        return self.everywhere or (self.alternative.plain and ", and " not in self.alternative.text)
 
 
 def _of_head(
@@ -295,8 +298,7 @@ class Trials:
         ]
         if self.sample.told:
             lists.append(list_own_keys(problem, every, unit))
-        lists.append(list_blocks_of_cache(problem, few, unit))
-        lists.append(list_mask_ends(problem, every, unit))
+        lists += [list_blocks_of_cache(problem, few, unit), list_mask_ends(problem, every, unit)]
         lists += [list_reads(*x) for x in first]
         lists.append(list_counted(problem, every, columns, length))
         lists.append(list_other_places(problem, self.sample))
@@ -304,12 +306,10 @@ class Trials:
         lists.append(self.take_nearest(list_wrong_tiles(problem)))
         if length:
             lists += [list_reaches(*x, lambda y: wrong[problem.number(y.at), y.i]) for x in first]
-        lists.append(list_own_limits(problem, every, unit))
-        lists.append(list_columns(problem, every, unit))
-        lists.append(list_partial_sums(problem, every, unit))
-        lists.append(list_stale_weights(problem, few, unit))
-        lists.append(list_moved_tiles(problem, few, unit))
-        lists.append(list_crossed_parts(problem, few, unit))
+        for listing in (list_own_limits, list_columns, list_partial_sums):
+            lists.append(listing(problem, every, unit))
+        for listing in (list_stale_weights, list_moved_tiles, list_crossed_parts):
+            lists.append(listing(problem, few, unit))
         lists.append(list_smoothed(problem))
         lists.append(self.take_nearest(list_interleaved(problem)))
         lists.append(self.take_nearest(list_rounded_by_tiles(problem)))

@@ -71,9 +71,13 @@ def list_intervals(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alt
         opened = weigh_keys(head._replace(mask=None), exact.lse)
         changes[""] = np.where(head.mask, 0.0, opened)[..., None] * values
     right = np.concatenate([np.ones((len(w), 1)), exact.out], -1)
+    shown = np.arange(m) if head.mask is None else np.flatnonzero(head.mask.any(0))
     for words, change in changes.items():
         sums = np.pad(np.cumsum(change, 1), ((0, 0), (1, 0), (0, 0)))
         _, j = find_interval(right, sums, x.got, sizes)
+        mine = shown[(shown >= j.start) & (shown < j.stop)]
+        if words and len(mine):  # others do not count anyhow
+            j = slice(int(mine[0]), int(mine[-1]) + 1)
         if head.mask is not None and not words:
             hidden = np.flatnonzero(~head.mask[:, j].all(0)) + j.start  # from some row
             if len(hidden):
@@ -102,13 +106,13 @@ def find_interval(
 
     # In multiples of a step all pairs of edges are rated by products of what they add to errors.
     edges = np.unique(np.append(np.arange(0, m, -(-m // _EDGES)), m))
-    error = (right[:, 1:] - got) / sizes
+    error = (right[:, 1:] - right[:, :1] * got) / sizes
     added = (sums[:, edges, 1:] - sums[:, edges, :1] * got[:, None]) / sizes[:, None]
     later = added + error[:, None]
     with np.errstate(all="ignore"):
         squares = np.sum(later**2, -1)[:, :, None] + np.sum(added**2, -1)[:, None]
         squares -= 2 * later @ np.swapaxes(added, 1, 2)
-        total = 1 + sums[:, edges, :1] - np.swapaxes(sums[:, edges, :1], 1, 2)
+        total = right[:, None, :1] + sums[:, edges, :1] - np.swapaxes(sums[:, edges, :1], 1, 2)
         far = np.sum(np.where(total > _LEAST_SUM, squares / total**2, math.inf), 0)
     far[np.isnan(far) | (edges[:, None] <= edges)] = math.inf
     stop, start = (int(edges[x]) for x in np.unravel_index(np.argmin(far), far.shape))
