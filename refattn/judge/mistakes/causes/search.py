@@ -242,6 +242,10 @@ def search_columns(
     if kept.all() or not kept.any() or few:
         return []
     alone = problem.replaced("v", lambda _, v: v[:, kept])
+    if "v_scale" in problem.first:
+        alone = alone.replaced(
+            "v_scale", lambda _, x: np.broadcast_to(x, x.shape[:1] + kept.shape)[:, kept]
+        )
     alone = alone._replace(shape=(*problem.shape[:2], int(np.sum(kept))))
     of_kept = numbers._replace(out=lambda at: numbers.out(at)[:, kept], lse=None)
     dtype, failed, where, fits = rest

@@ -35,7 +35,7 @@ from ..operators.own_keys import list_few_keys, list_own_keys
 from ..operators.pages import list_blocks_of_cache
 from ..operators.sinks import list_sinks
 from ..operators.spans import list_spans
-from ..operators.strides import PADDED_TO
+from ..operators.strides import PADDED_TO, list_addresses, list_swaps
 from ..operators.tiles import (
     list_crossed_parts,
     list_interleaved,
@@ -163,7 +163,7 @@ class Trials:
     ) -> None:
         self.mistakes, self.posed = mistakes, posed or problem
         self.problem, self.sample, self.about = problem, sample, (problem, numbers, profile)
-        self.zero, self.swapped = are_zero(sample), partial(answer_places, problem, self._swap)
+        self.zero = are_zero(sample)
         given = Alternative("", problem)
         self.given = [given.result(x.rows) for x in sample.heads]
         self.sizes = [sample.unit * row_sizes(x.out) for x in self.given]
@@ -254,9 +254,9 @@ class Trials:
         """List what explains enough, of all alternatives."""
         alternatives = [*list_edited(self.posed, self.mistakes, of_user=True)]
         alternatives += chain(*(self.guard(x(self.problem)) for x in _PLAIN_LISTS))
-        if len(self.problem.lead) and self.problem.lead[-1] > 1:
-            text = "heads and queries of the output are swapped (transposed)"
-            alternatives.append(Alternative(text, self.problem, answer=self.swapped))
+        for words, swapped in list_swaps(self.problem):
+            text = f"heads and queries of the output are swapped, with the strides of {words}"
+            alternatives.append(Alternative(text, self.problem, answer=swapped))
         yield from self.explain_all(alternatives)
         families = [*list_families(self.problem)]
         if not self.sample.told or np.sum(self.sample.wrong) >= _ROWS_OF_POWER:
@@ -302,6 +302,7 @@ class Trials:
         lists += [list_reads(*x) for x in first]
         lists.append(list_counted(problem, every, columns, length))
         lists.append(list_other_places(problem, self.sample))
+        lists.append(list_addresses(problem, every, unit))
         lists.append(self.take_nearest(list_wrong_tiles(problem)))
         if length:
             lists += [list_reaches(*x, lambda y: wrong[problem.number(y.at), y.i]) for x in first]
@@ -331,8 +332,8 @@ class Trials:
 
     def list_moved(self) -> Iterator[tuple[str, Callable[[Rows], Result]]]:
         """List results that are written to other places."""
-        if len(self.problem.lead) and self.problem.lead[-1] > 1:
-            yield "transposed (heads and queries swapped)", self.swapped
+        for words, swapped in list_swaps(self.problem):
+            yield f"transposed, with the strides of {words}", swapped
         n = self.problem.shape[0]
         for size in PADDED_TO if math.prod(self.problem.lead) > 1 else ():
             if apart := -n % size:
@@ -379,12 +380,6 @@ class Trials:
 
     def _of_keys(self, j: slice, rows: Rows) -> Result:
         return Alternative("", self.problem).result(rows._replace(keys=rows.keys[j]))
-
-    def _swap(self, place: int) -> tuple[int, int]:
-        """Find the head and the query of a place if heads are written after queries."""
-        n, heads = self.problem.shape[0], self.problem.lead[-1]
-        member, inside = divmod(place, n * heads)
-        return member * heads + inside % heads, inside // heads
 
     def explain_heads(self) -> Iterator[Explained]:
         """List what explains the heads by others, or by a number for each."""
