@@ -202,11 +202,7 @@ SHIFTED = sampling.Gaussian(np.full(D, 0.1), 1.2 * np.eye(D))
 @pytest.mark.parametrize("heads", [2, 6])
 @pytest.mark.parametrize(
     "options",
-    [
-        {"proposal": SHIFTED},
-        {"proposal": SHIFTED, "coupling": "orthogonal"},
-        {"proposal": FITTED},
-    ],
+    [{"proposal": SHIFTED}, {"proposal": SHIFTED, "coupling": "orthogonal"}, {"proposal": FITTED}],
 )
 def test_draws_are_those_of_one_machine(options, heads, causal):
     """Also of heads that share keys."""

@@ -67,15 +67,6 @@ def test_each_term_is_a_density_ratio():
         np.testing.assert_allclose(second, 2 * x @ y + np.sum((x + y) ** 2), rtol=0, atol=1e-12)
 
 
-def test_estimate_is_the_mean_over_frequencies():
-    rng = np.random.default_rng(3)
-    x, y, omega = draw(rng, 5, 1, 3), draw(rng, 4, 3), draw(rng, 7, 3)
-    each = [kernels.estimate(x, y, omega[i : i + 1]) for i in range(7)]
-    got = kernels.estimate(x, y, omega)
-    assert got.shape == (5, 4)
-    np.testing.assert_allclose(got, np.mean(each, 0), rtol=1e-14)
-
-
 @pytest.mark.long("jax", "dask")
 def test_backends_agree(backend, dtype):
     rng = np.random.default_rng(0)

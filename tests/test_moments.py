@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest, f, norm
 
 from refattn import moments
 from refattn.engine import scatter
-from refattn.judge import stats
 from refattn.moments import Moments, estimate, estimate_chunks, merge, shrink, shrinkage_intensity
 from tests import reference
 from tests.problems import draw, seeds
@@ -431,55 +429,6 @@ def test_memory_does_not_grow_with_a_stream():
     assert peak < 8 * chunk
 
 
-# --- the exact laws of Gaussian rows -----------------------------------------------------------
-
-
-def law_p_values(estimator, n, d, replicates, rng):
-    """One Kolmogorov-Smirnov p-value for each statistic whose law is known exactly.
-
-    Bartlett for mean and covariance; Hotelling: T^2 (N - d) / (d (N - 1)) ~ F_{d, N - d}.
-    """
-    mu, root = 3.0 * rng.standard_normal(d), np.tril(rng.standard_normal((d, d)), -1)
-    root += np.diag(rng.uniform(0.5, 2.0, d))
-    mean, cov = estimator(mu + rng.standard_normal((replicates, n, d)) @ root.T)
-    square = n * np.einsum("ri,rij,rj->r", mean - mu, np.linalg.inv(cov), mean - mu)
-    cov = (cov + np.swapaxes(cov, -1, -2)) / 2
-    u = stats.bartlett(mean, cov, count=n, mean=mu, cov=root @ root.T)
-    hotelling = f.cdf(square * (n - d) / (d * (n - 1)), d, n - d)
-    return [stats.ks(x, np.asarray) for x in (hotelling, *u.T)]
-
-
-LAWS = [(5, 3, 16000), (8, 2, 8000), (2, 1, 8000)]
-
-
-def smallest(estimator, seed):
-    """Bonferroni: the smallest p-value times their number, over all designs."""
-    rng = np.random.default_rng(seed)
-    return stats.suite_p(np.concatenate([law_p_values(estimator, *x, rng) for x in LAWS]))
-
-
-def test_law_of_gaussian_rows():
-    """Mean and covariance follow their exact joint law; false-alarm probability 1e-6 (alpha)."""
-    seed = 20
-    p = smallest(lambda x: arrays(estimate(x)), seed)
-    assert p > 1e-6, f"corrected p = {p:.3g}, seed {seed}"
-
-
-@pytest.mark.long("ddof 0 sold as 1", "a row twice")
-@pytest.mark.parametrize(
-    "defect",
-    [
-        lambda x: Pair(*estimate(x, ddof=0)[1:3]),
-        lambda x: Pair(np.median(x, axis=-2), estimate(x).cov),
-        lambda x: Pair(*estimate(np.concatenate([x, x[:, :1]], axis=-2))[1:3]),
-    ],
-    ids=["ddof 0 sold as 1", "median for mean", "a row twice"],
-)
-def test_law_test_sees_defects(defect):
-    """The test above fails for each defect, at the same alpha of 1e-6."""
-    assert smallest(defect, 20) < 1e-6
-
-
 # --- shrinkage ---------------------------------------------------------------------------------
 
 
@@ -529,27 +478,6 @@ def test_shrunk_covariance_of_few_rows_is_positive_definite(n, dtype):
     assert np.all(s.effective_rank < n)
     assert np.all(shrunk.eigenvalues[:, -1] > 1e-3 * s.trace / 32)
     np.testing.assert_allclose(shrunk.trace, s.trace, rtol=1e-5)
-
-
-@pytest.mark.parametrize("n", [5, 20, 90])
-def test_shrinkage_lowers_the_error(n):
-    """OAS beats the raw covariance in Frobenius error for N < d^2, in most replicates.
-
-    For the covariance 0.5^|i - j|: where one direction dominates, only the mean error is lower.
-
-    Sign test: were it no better than a coin, this would pass with probability 1e-6 at most. That
-    the mean squared error is lower is tested likewise, on the differences.
-    """
-    seed, d, replicates = 30, 10, 1000
-    true = 0.5 ** np.abs(np.subtract.outer(np.arange(d), np.arange(d)))
-    rng = np.random.default_rng([seed, n])
-    m = estimate(rng.standard_normal((replicates, n, d)) @ np.linalg.cholesky(true).T)
-    gain = [np.sum((cov - true) ** 2, axis=(-2, -1)) for cov in (m.cov, shrink(m).cov)]
-    gain = gain[0] - gain[1]
-    wins = int(np.sum(gain > 0))
-    p = binomtest(wins, replicates, alternative="greater").pvalue
-    assert p < 1e-6, f"{wins} of {replicates}, seed {seed}"
-    assert np.mean(gain) / np.std(gain) * math.sqrt(replicates) > norm.isf(1e-6)
 
 
 # --- what follows from moments -----------------------------------------------------------------

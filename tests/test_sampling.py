@@ -169,20 +169,6 @@ def test_log_weights_are_log_density_ratios(name):
     np.testing.assert_allclose(log_weight, want, atol=1e-12)
 
 
-@pytest.mark.long("sobol", "simplex", "orthogonal", "halton")
-@pytest.mark.parametrize("coupling", UNBIASED)
-def test_couplings_compose_with_a_gaussian(coupling):
-    # One row of each draw, whitened, is N(0, I).
-    root = np.linalg.cholesky(np.linalg.inv(COV))
-
-    def sampler(s, d, rng):
-        options = {"coupling": coupling, "proposal": PROPOSALS["gaussian"], "rng": rng}
-        return sampling.draw(s, d, **options).omega
-
-    rows = blocks(sampler, 3, 2, 3000)[:, 1]
-    assert gaussian_p_value((rows - [1.0, -2.0]) @ root) > ALPHA
-
-
 @pytest.mark.parametrize("coupling", sampling.COUPLINGS)
 def test_a_covariance_turns_frequencies_by_its_symmetric_root(coupling):
     options = {"coupling": coupling, "rng": SEED}

@@ -13,15 +13,7 @@ from typing import Any
 import numpy as np
 
 from .blocks import WHOLE, blocks, cache_sizes, part, tiles
-from .library import (
-    Array,
-    array_namespace,
-    device,
-    fused,
-    is_cupy_array,
-    is_numpy_array,
-    untraced,
-)
+from .library import Array, array_namespace, device, fused, is_cupy_array, is_numpy_array, untraced
 
 _TERMS = 64  # that one matrix product may add
 UNCUT = 128  # terms of a product of queries and keys that is not cut, which would take time
@@ -499,7 +491,7 @@ _CUPY_KERNELS = {  # parameters, results, and what is done for each number i of 
         }
         z = sum + (more + few);
         """,
-    ),
+    )
 }
 
 

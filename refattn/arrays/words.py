@@ -192,9 +192,7 @@ def keyword_names(function: Callable[..., Any]) -> list[str] | None:
     return [x.name for x in parameters if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)]
 
 
-def with_known_keywords(
-    function: Callable[_Parameters, _Result],
-) -> Callable[_Parameters, _Result]:
+def with_known_keywords(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
     """Decorate a function to say which keyword may be meant, or is to be passed."""
     known = keyword_names(function)
     if known is None:

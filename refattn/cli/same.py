@@ -36,13 +36,7 @@ _PATH = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
 @file_option("json", "Write the verdict.")
 @click.pass_context
 def same_command(
-    context: click.Context,
-    /,
-    a: Path,
-    b: Path,
-    kind: str,
-    json_path: Path | None,
-    **options: Any,
+    context: click.Context, /, a: Path, b: Path, kind: str, json_path: Path | None, **options: Any
 ) -> None:
     """Judge whether two outputs are two runs of one right kernel.
 
@@ -56,11 +50,7 @@ def same_command(
     with one_line(False):
         opened, found = _compare_files(a, b, **options)
     publish(
-        Answer(
-            partial(_print_same, opened, found),
-            lambda: [_table_of_rows(found)],
-            found.to_json,
-        ),
+        Answer(partial(_print_same, opened, found), lambda: [_table_of_rows(found)], found.to_json),
         kind,
         json_path,
     )

@@ -8,13 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ..arrays import checks, key_samples, qkv
-from ..arrays.arithmetic import (
-    exp_of_visible,
-    largest_visible,
-    multiply,
-    square_norm,
-    with_ones,
-)
+from ..arrays.arithmetic import exp_of_visible, largest_visible, multiply, square_norm, with_ones
 from ..arrays.blocks import (
     WHOLE,
     block_shape,

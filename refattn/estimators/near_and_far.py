@@ -18,15 +18,7 @@ from ..arrays import checks, frequencies, qkv
 from ..arrays.arithmetic import square_norm
 from ..arrays.blocks import WHOLE, blocks, part, room, some_heads
 from ..arrays.heads import group_heads
-from ..arrays.library import (
-    Array,
-    as_written,
-    constant,
-    device,
-    fused,
-    reverse,
-    root_scale,
-)
+from ..arrays.library import Array, as_written, constant, device, fused, reverse, root_scale
 from ..engine.attend import Attended, attend, merge
 from ..engine.chunks import Chunks, attend_in_bands, cut_chunks, slice_rows
 from ..engine.hops import Keys, sample

@@ -285,11 +285,7 @@ _ABILITIES = {
     *("omega_per_head", "batch_invariant", "deterministic"),
 }
 # By trait, the keyword by which a formula is told what an implementation declares.
-DECLARED = {
-    "random-features": "features",
-    "proposals": "weighting",
-    "projection": "kernel_epsilon",
-}
+DECLARED = {"random-features": "features", "proposals": "weighting", "projection": "kernel_epsilon"}
 # Traits that make sense with another one only, and those of a size.
 _WITH_RANDOM, _WITH_SIZE = {"seeds-differ", "data-free", "target"}, {"chunked", "unlimited-size"}
 

@@ -19,13 +19,7 @@ from .second_moments import KernelAttention, scaled_exp
 
 @with_known_keywords
 def target_mean_law(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    scale: float | None = None,
-    mask: Any = None,
-    causal: bool = False,
+    q: Any, k: Any, v: Any, *, scale: float | None = None, mask: Any = None, causal: bool = False
 ) -> Law:
     r"""Bias of randomized attention (RA) at the means of its distributions, ``omega="mean"``.
 

@@ -24,8 +24,7 @@ TERMS = [48, 64, 65, 128, 129, 511, 1023, 1024, 1025, 4096, 4097, 8193]
 
 
 @pytest.mark.parametrize(
-    "terms",
-    [n if n in (48, 129, 1025) else pytest.param(n, marks=pytest.mark.long) for n in TERMS],
+    "terms", [n if n in (48, 129, 1025) else pytest.param(n, marks=pytest.mark.long) for n in TERMS]
 )
 @pytest.mark.long("lead0", "lead2", "lead3", "lead4")
 @pytest.mark.parametrize("lead", [((), ()), ((2, 1), (3,)), ((), (3,)), ((3,), ()), ((40,), (40,))])

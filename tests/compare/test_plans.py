@@ -81,10 +81,7 @@ def test_any_estimator_of_the_registry(qkv, monkeypatch):
     assert (lara.steps[-1].samples, lara.reached, lara.reason) == (64, False, "")
     assert compare.search(planned).ranking == [(advice.EXACT, None, 1.0)]
     planned = compare.plan(*qkv, estimators=["uniform"], target=1e9)
-    assert {x.estimator for x in compare.search(planned).ranking} == {
-        "uniform",
-        advice.EXACT,
-    }
+    assert {x.estimator for x in compare.search(planned).ranking} == {"uniform", advice.EXACT}
 
 
 def test_samples_of_keys_are_bounded_by_keys_alone(qkv):

@@ -124,18 +124,6 @@ def test_causal_lara(n, m, count, weighting, masked):
     np.testing.assert_allclose(got, want, atol=1e-12)
 
 
-def test_causal_lara_of_several_samples():
-    """At given frequencies, S / C of each proposal: duplicates of a sample change nothing."""
-    rng = np.random.default_rng(2)
-    q, k, v, omega = draw(rng, 2, 200, 3), draw(rng, 200, 3), draw(rng, 200, 2), draw(rng, 9, 3)
-    options = {"num_proposals": 9, "causal": True}
-    for weighting in ("own", "balance"):
-        options["weighting"] = weighting
-        want = linear_randomized_attention(q, k, v, omega=omega, **options)
-        got = linear_randomized_attention(q, k, v, omega=np.repeat(omega, 2, 0), **options)
-        np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("weighting", ["own", "balance"])
 @pytest.mark.parametrize("given_omega", [False, True])
 def test_any_argument_of_causal_lara_may_have_the_heads(weighting, given_omega):

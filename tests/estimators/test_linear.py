@@ -5,12 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from refattn import (
-    features,
-    linear_attention,
-    random_feature_attention,
-    relu_feature_attention,
-)
+from refattn import features, linear_attention, random_feature_attention, relu_feature_attention
 from tests.cases import CASES, assert_close, prepared
 from tests.problems import draw
 

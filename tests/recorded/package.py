@@ -66,8 +66,6 @@ def statistics():
     yield "interval", [stats.clopper_pearson(x, 20) for x in (0, 3, 20)]
     p = np.array([0.2, 1e-9, 0.03, 0.03, 1.0])
     yield "holm", [stats.holm(p), stats.suite_p(p)]
-    yield "sequential", stats.gandy_scott(lambda n, rng: rng.random(), size=20, rng=0)[:3]
-    yield "cdf", stats.lognormal_sum_cdf(np.array([0.5, 1.0, 3.0]), 0.7)
 
 
 def laws():

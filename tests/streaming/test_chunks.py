@@ -1,6 +1,5 @@
 """States of a window and summaries of the rest: what only they have."""
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 
 import refattn
 from refattn import softmax_attention
-from refattn.streaming import EvaState, SecondOrderState
+from refattn.streaming import EvaState
 from tests.conftest import Host
 from tests.streaming.cases import CASES, OMEGA, WINDOWED, draw, in_steps
 
@@ -75,34 +74,6 @@ def test_merge_after_a_chunk_with_fewer_queries_than_keys():
     got = merged.update(k[:, 10:], v[:, 10:], q[:, 10:]).read(q[:, 10:])
     want = refattn.eva_attention(q[:, 3:], k, v, window=4, omega="mean", causal=True)
     np.testing.assert_allclose(got, want[:, -1:], rtol=0, atol=1e-14)
-
-
-def test_a_summary_too_late_is_noticed(monkeypatch):
-    """A defect: the frequency of a chunk forgets the queries of earlier steps."""
-
-    def forget(self, q, k):
-        return of_queries(replace(self, total_query=0 * self.total_query, num_queries=0), q, k)
-
-    of_queries = EvaState._of_queries
-    monkeypatch.setattr(EvaState, "_of_queries", forget)
-    q, k, v = draw(0, 12)
-    want = refattn.eva_attention(q, k, v, window=4, omega="mean", causal=True)
-    _, last = in_steps("mean", 4, q, k, v, list(range(13)))
-    assert np.abs(last[-1] - want[:, -1:]).max() > 1e-3
-
-
-def test_a_chunk_that_is_counted_twice_is_noticed(monkeypatch):
-    """A defect: the summaries of the past are read twice."""
-    with_far = SecondOrderState._with_far
-
-    def twice(self, near, *args):
-        return with_far(self, with_far(self, near, *args), *args)
-
-    monkeypatch.setattr(SecondOrderState, "_with_far", twice)
-    q, k, v = draw(0, 8)
-    want = refattn.second_order_attention(q, k, v, window=4, causal=True, scale=0.4)
-    blocks, _ = in_steps("second", 4, q, k, v, [0, 5, 8])
-    assert np.abs(np.concatenate(blocks, -2) - want).max() > 1e-3
 
 
 @pytest.mark.long("jax", "dask")

@@ -16,15 +16,7 @@ import numpy as np
 from ...arrays.library import Doubles, constant, is_array_api_obj
 from ...arrays.words import ELSEWHERE
 from ..rounding.formats import dtype_of, widen
-from .outputs import (
-    Case,
-    Trial,
-    add_gradients,
-    on_host,
-    pose_case,
-    simulate_errors,
-    swap_heads,
-)
+from .outputs import Case, Trial, add_gradients, on_host, pose_case, simulate_errors, swap_heads
 
 _LARGEST_ERROR = 0.05  # relative, of an output that still counts as that of the formula
 _OPTIONS = ("causal", "scale", "mask", "bias", "window", "softcap", "sinks")

@@ -33,13 +33,13 @@ from .linear import (
 from .profiles import Profile
 from .recurrent import Recurrence, look_at_recurrence
 from .roundings import Roundings, RowErrors
-from .saved import BackwardHead, forget_gradients, save_queries
+from .saved import BackwardHead, Saved, forget_gradients, save_queries
 from .softmax import analyse_softmax
 
 CALLED = {"scores": "softmax", "frequencies": "rfa", "map": "linear"}  # by users
 
 Index = tuple[int, ...]  # of a head among the leading axes
-_Look = Callable[[Index, Roundings], Any]
+_Look = Callable[[Index, Roundings, slice], Any]
 _SAVED_NUMBERS, _SAVED_COLUMNS = 2**25, 24  # of heads at most, and of a query beside its mean key
 _BLOCK_ROWS = 256  # queries of a block
 _EXACT_HEADS = 4  # of which what is exact, or was rounded, is kept
@@ -134,7 +134,7 @@ class Problem(NamedTuple):
     ) -> RowErrors:
         """Say what a kernel may give for the queries i of a head, of which all may be exact."""
         if (gradient := self.gradient) is not None:
-            saved = gradient.saved(index, roundings)
+            saved = gradient.saved(index, roundings, i)
             return analyse_gradient(saved, roundings, gradient.of, i, gradient.along(index))
         if self.derived is not None:
             return self.derived(self, index, roundings, i)[0]
@@ -152,7 +152,7 @@ class Problem(NamedTuple):
         """Compute the exact result of scores, or of a gradient by one in so many tokens."""
         if self.gradient is None:
             return exact_rows(self.head(index), i)
-        return exact_gradient(self.gradient.saved(index, roundings), self.gradient.of, i, thin)
+        return exact_gradient(self.gradient.saved(index, roundings, i), self.gradient.of, i, thin)
 
     def list_sources(self, index: Index, roundings: Roundings, i: slice) -> list[Doubles]:
         """List what makes rows: queries, with the derivatives to outputs, or keys and values."""
@@ -211,14 +211,8 @@ class Problem(NamedTuple):
         return every[:: max(1, len(every) // count)][:count]
 
     def looked_at(self, rows: Sequence[tuple[Index, slice]]) -> Problem:
-        """Take some rows, and of gradients in queries save no others if they are few."""
-        found = self._replace(blocks=tuple(rows))
-        count = sum(i.stop - i.start for _, i in rows)
-        many = 4 * count > math.prod(self.lead) * self.shape[0]  # then all are saved, once
-        if self.gradient is None or self.gradient.of != "dq" or many:
-            return found
-        part = self.gradient.problem(self.lead, self.gradient.looking(rows))
-        return part._replace(blocks=found.blocks)
+        """Take some rows."""
+        return self._replace(blocks=tuple(rows))
 
     def alone(self, index: Index) -> Problem:
         """Take one head."""
@@ -332,7 +326,7 @@ class Gradient(NamedTuple):
     heads: Mapping[Index, Sequence[Index]]  # query heads with a part in each of the gradient
     has_out: bool
     columns: int  # of the gradient
-    saved: Callable[[Index, Roundings], Any] = lambda index, roundings: None
+    saved: Callable[..., Any] = lambda index, roundings, rows=WHOLE: None
     products: Callable[[Doubles], Doubles] | None = None  # rounds derivatives before products
     along: Callable[[Index], Doubles | None] = lambda index: None  # what covariances are found of
 
@@ -346,11 +340,8 @@ class Gradient(NamedTuple):
         """Read all query heads that have a part in a head of the gradient."""
         return [self.back(x) for x in self.heads[index]]
 
-    def looking(self, rows: Sequence[tuple[Index, slice]] | None = None) -> _Look:
-        """Return what looks at heads once for all blocks of rows, and for all gradients.
-
-        If rows of queries are given, no others may be asked for.
-        """
+    def looking(self) -> _Look:
+        """Return what looks at queries of heads once, for all blocks of rows and all gradients."""
         n, m, d = self.forward.shape
         most = max(map(len, self.heads.values()), default=1)
         most = max(most + 3, _SAVED_NUMBERS // max(1, max(n, m) * (d + _SAVED_COLUMNS)))
@@ -362,17 +353,17 @@ class Gradient(NamedTuple):
             return self.back(index), {}
 
         @lru_cache(maxsize=most)
-        def look(index: Index, roundings: Roundings) -> Any:
+        def look(index: Index, roundings: Roundings) -> tuple[BackwardHead, Saved, dict[Any, Any]]:
             back, known = read(index)
-            parts = None if rows is None else [i for x, i in rows if x == index]
-            return back, save_queries(back, roundings, parts, known)
+            return back, save_queries(back, roundings, slice(0), known), known
 
-        def look_once(index: Index, roundings: Roundings) -> Any:
+        def look_once(index: Index, roundings: Roundings, rows: slice) -> Any:
             roundings = forget_gradients(roundings)
             with guard:
                 own = locks[index, roundings]
             with own:
-                return look(index, roundings)
+                back, saved, known = look(index, roundings)
+                return back, save_queries(back, roundings, rows, known, saved)
 
         return look_once
 
@@ -380,8 +371,9 @@ class Gradient(NamedTuple):
         """Pose the problem of the gradient, with what looks at heads."""
         look = look or self.looking()
 
-        def saved(index: Index, roundings: Roundings) -> Any:
-            return [look(x, roundings) for x in self.heads[index]]
+        def saved(index: Index, roundings: Roundings, rows: slice = WHOLE) -> Any:
+            rows = rows if self.of == "dq" else WHOLE  # rows of others are sums over all queries
+            return [look(x, roundings, rows) for x in self.heads[index]]
 
         n, m, _ = self.forward.shape
         return self.forward._replace(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ...arrays.blocks import blocks
+from ...arrays.blocks import WHOLE, blocks
 from ...arrays.library import Doubles
 from .hardware import cut_error
 from .head import NearestWeights, ScoredRows, SoftmaxHead, Tile, attend_rows, scan_tiles
@@ -171,10 +171,11 @@ def multiply_values(
 def save_queries(
     back: BackwardHead,
     roundings: Roundings,
-    rows: Sequence[slice] | None = None,
+    rows: slice = WHOLE,
     known: dict[Any, Any] | None = None,
+    saved: Saved | None = None,
 ) -> Saved:
-    """Analyse all pairs of a head once, or only the blocks with some queries.
+    """Analyse all pairs of a head once, or of the blocks with some queries that are not saved yet.
 
     What is the same for all roundings is taken from what is known, or added.
     """
@@ -182,22 +183,16 @@ def save_queries(
     known = {} if known is None else known
     if "counts" not in known:
         known["counts"] = _count_twins(back)
-    counts = known["counts"]
-    names = [x for x in Saved._fields if x not in (*counts, *_OF_BLOCKS)]
-    columns = {x: np.zeros(n) for x in names}
-    mean, single = np.zeros(head.q.shape), narrow_head(head, roundings)
-    nearest_weights: list[Any] = []
-    residuals: list[Residuals | None] = []
-    for i in blocks(0, n, BLOCK_QUERIES):
-        if rows is not None and not any(x.start < i.stop and i.start < x.stop for x in rows):
-            nearest_weights.append(None)
-            residuals.append(None)
+    saved = saved or _begin(back, roundings, known["counts"])
+    mean, single = saved.mean, saved.single
+    start, stop, _ = rows.indices(n)
+    for number, i in enumerate(blocks(0, n, BLOCK_QUERIES)):
+        if saved.weights[number] is not None or i.stop <= start or stop <= i.start:
             continue
         if i.start not in known:
             known[i.start] = attend_rows(head, i, None)
         exact = known[i.start]
         nearest = NearestWeights(head, roundings, i, exact)
-        nearest_weights.append(nearest)
         delta = np.sum(back.derivative_of_delta(roundings)[i] * exact.out, -1)
         spread, log_variance, moved, near, variance, shared, bound, run = np.zeros(
             (8, i.stop - i.start)
@@ -261,10 +256,9 @@ def save_queries(
                 variance += np.square(RMS * of_log * delta)
                 bound += roundings.softmax.spacing(np.abs(delta) + bound) / 2
                 near = roundings.softmax.round(near)
-        found = None
         if maxima is not None:
-            found, variance = maxima.find(0.0 if roundings.delta_of_out else variance, bound)
-        residuals.append(found)
+            of_terms = 0.0 if roundings.delta_of_out else variance
+            saved.residuals[number], variance = maxima.find(of_terms, bound)
         row = {
             "lse": exact.lse,
             "top": exact.top,
@@ -281,15 +275,24 @@ def save_queries(
             "lse_variance": (RMS * of_log) ** 2,
             "lse_bound": lse_bound,
         }
-        for name in names:
-            columns[name][i] = row[name]
+        for name, x in row.items():
+            getattr(saved, name)[i] = x
+        saved.weights[number] = nearest
+    return saved
+
+
+def _begin(back: BackwardHead, roundings: Roundings, counts: Mapping[str, Doubles]) -> Saved:
+    """Make room for what is saved of a head; no block of queries is there yet."""
+    n = len(back.head.q)
+    names = [x for x in Saved._fields if x not in (*counts, *_OF_BLOCKS)]
+    none = [None for _ in blocks(0, n, BLOCK_QUERIES)]
     return Saved(
-        **columns,
+        **{x: np.zeros(n) for x in names},
         **counts,
-        mean=mean,
-        weights=nearest_weights,
-        residuals=residuals,
-        single=single,
+        mean=np.zeros(back.head.q.shape),
+        weights=[*none],
+        residuals=[*none],
+        single=narrow_head(back.head, roundings),
     )
 
 

@@ -20,28 +20,15 @@ What they raise is told by `refattn.judge.stats`, and what a test detects by
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy.special import rel_entr
 
 from ...arrays import checks
 from ...arrays.words import with_known_keywords
 from . import check
-from .exact import kolmogorov_distance
 
-__all__ = [
-    "bernstein",
-    "betting",
-    "catoni",
-    "chernoff",
-    "dkwm",
-    "dkwm_mean",
-    "dkwm_two_sample",
-    "empirical_bernstein",
-    "hoeffding",
-]
+__all__ = ["bernstein", "betting", "catoni", "dkwm_two_sample", "empirical_bernstein", "hoeffding"]
 
 
 @with_known_keywords
@@ -76,38 +63,6 @@ def hoeffding(x: Any, mean: float, low: float = 0.0, high: float = 1.0) -> float
     """
     x, mean, _ = check.bounded(x, mean, low, high)
     return _two_sided(2 * len(x) * (np.mean(x) - mean) ** 2)
-
-
-def chernoff(x: Any, mean: float) -> float:
-    r"""Test the mean of a sample in [0, 1], by Chernoff's bound in Hoeffding's form.
-
-    .. math:: p = 2 \exp(-n \, \mathrm{kl}(\bar x, \mu)), \qquad
-              \mathrm{kl}(a, b) = a \log \frac ab + (1 - a) \log \frac{1 - a}{1 - b}
-
-    Never above `hoeffding`, by Pinsker's inequality.
-
-    Parameters
-    ----------
-    x, mean
-        As in `hoeffding`, in [0, 1].
-
-    Returns
-    -------
-    float
-        The p-value.
-
-    References
-    ----------
-    Hoeffding (1963), Theorem 1.
-
-    Examples
-    --------
-    >>> from refattn.judge import stats
-    >>> round(stats.chernoff([1.0] * 20, 0.5), 8)  # 2 / 2^20
-    1.91e-06
-    """
-    x, mean, _ = check.bounded(x, mean, 0, 1)
-    return _two_sided(len(x) * bernoulli_divergence(float(np.mean(x)), mean))
 
 
 @with_known_keywords
@@ -286,50 +241,16 @@ def catoni(x: Any, mean: float, variance: float, *, level: float = 1e-6) -> floa
 
 
 @with_known_keywords
-def dkwm(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
-    r"""Test that a sample has a continuous distribution, by the Dvoretzky-Kiefer-Wolfowitz bound.
-
-    .. math:: p = 2 \exp(-2 n (D_n - \mathrm{error})_+^2), \qquad D_n = \sup_t |F_n(t) - F(t)|
-
-    The p-value is never below that of `ks`, up to rounding.
-
-    Parameters
-    ----------
-    x, cdf, error
-        As in `ks`.
-
-    Returns
-    -------
-    float
-        The p-value.
-
-    References
-    ----------
-    Massart (1990), Corollary 1.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from refattn.judge import stats
-    >>> round(stats.dkwm(np.full(20, 0.5), lambda u: u), 6)  # 2 exp(-10)
-    9.1e-05
-    """
-    x = np.sort(check.read_sample("x", x))
-    distance = kolmogorov_distance(check.probabilities(cdf, x))
-    distance = max(0.0, distance - check.non_negative("error", error))
-    return _two_sided(2 * len(x) * distance**2)
-
-
-@with_known_keywords
 def dkwm_two_sample(x: Any, y: Any, *, error: float = 0.0) -> float:
-    r"""Test that two samples have the same distribution, by splitting the inequality of `dkwm`.
+    r"""Test that two samples have the same distribution, by Dvoretzky, Kiefer and Wolfowitz.
 
     .. math:: p = 4 \exp\Big( -\Big(
               \frac{D}{1 / \sqrt{2 n} + 1 / \sqrt{2 N}} \Big)^2 \Big), \qquad
               D = \sup_t |F_n(t) - G_N(t)|
 
-    D is at most the sum of the distances of the two samples from the common distribution. So D is
-    split in the ratio of the standard deviations: one distance is at least its part.
+    D is at most the sum of the distances of the two samples from the common distribution, each of
+    which exceeds eps with probability at most 2 exp(-2 n eps^2). So D is split in the ratio of the
+    standard deviations: one distance is at least its part.
 
     Parameters
     ----------
@@ -370,56 +291,8 @@ def dkwm_two_sample(x: Any, y: Any, *, error: float = 0.0) -> float:
     return _two_sided((gap / two_sample_unit(len(x), len(y))) ** 2, 4)
 
 
-@with_known_keywords
-def dkwm_mean(x: Any, mean: float, low: float = 0.0, high: float = 1.0) -> float:
-    r"""Test the mean of a bounded sample by the distributions that `dkwm` does not reject.
-
-    .. math:: p = 2 \exp(-2 n \epsilon^2), \qquad
-              \int_0^\epsilon (high - F_n^{-1}(u)) \, du = \mu - \bar x
-
-    for a mean above that of the sample: epsilon is the least mass to shift from the smallest
-    samples to `high`. For a mean below, from the largest to `low`. Never above `hoeffding`.
-
-    Parameters
-    ----------
-    x, mean, low, high
-        As in `hoeffding`.
-
-    Returns
-    -------
-    float
-        The p-value.
-
-    References
-    ----------
-    Anderson, Confidence limits for the expected value of an arbitrary bounded random variable,
-    Stanford technical report, 1969, with the constant of Massart (1990); the test of means in
-    TensorFlow Probability.
-
-    Examples
-    --------
-    >>> from refattn.judge import stats
-    >>> round(stats.dkwm_mean([0.5] * 20, 0.75), 6)  # half of the mass: 2 exp(-10)
-    9.1e-05
-    """
-    x, mean, _ = check.bounded(x, mean, low, high)
-    shift = mean - float(np.mean(x))
-    if shift < 0:
-        x, shift = 1 - x, -shift
-    room = 1 - np.sort(x)
-    room = room[room > 0]  # shifting what is there already gains nothing
-    gain = np.concatenate([[0.0], np.cumsum(room)]) / len(x)
-    mass = np.interp(shift, gain, np.arange(len(gain)) / len(x))
-    return _two_sided(2 * len(x) * float(mass) ** 2)
-
-
 def _two_sided(exponent: float, factor: float = 2) -> float:
     return min(1.0, factor * math.exp(-max(0.0, float(exponent))))
-
-
-def bernoulli_divergence(a: float, b: float) -> float:
-    """Return the divergence of Bernoulli(a) from Bernoulli(b), inf for b = 0 or 1."""
-    return float(rel_entr(a, b) + rel_entr(1 - a, 1 - b))
 
 
 def two_sample_unit(n: int, m: int) -> float:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,20 +20,7 @@ from ...arrays import checks
 from ...arrays.words import with_known_keywords
 from . import check
 
-__all__ = [
-    "binomial",
-    "chi2",
-    "ks",
-    "lognormal_pair",
-    "lognormal_sum_cdf",
-    "normal_mean",
-    "normal_scale",
-    "normal_variance",
-]
-
-# Error of `lognormal_sum_cdf`, asserted by the tests.
-CDF_ERROR = 1e-12
-_legendre = cache(np.polynomial.legendre.leggauss)
+__all__ = ["binomial", "chi2", "ks", "normal_mean", "normal_scale"]
 
 
 @with_known_keywords
@@ -137,36 +123,6 @@ def normal_scale(z: Any) -> float:
     return chi2_two_sided(square_sum(z), len(z))
 
 
-def normal_variance(z: Any) -> float:
-    r"""Test that a normal sample of unknown mean has variance 1.
-
-    .. math:: \sum_i (z_i - \bar z)^2 \sim \chi^2_{n-1}, \qquad \text{two-sided}
-
-    Parameters
-    ----------
-    z : array_like, shape (n,), n >= 2
-        Independent draws.
-
-    Returns
-    -------
-    float
-        The p-value.
-
-    References
-    ----------
-    Fisher (1925): the sum of squares about the mean of normals.
-
-    Examples
-    --------
-    >>> from refattn.judge import stats
-    >>> round(stats.normal_variance([5.0, 6.0, 7.0]), 3)
-    0.736
-    """
-    z = check.read_sample("z", z, 2)
-    with np.errstate(over="ignore"):
-        return chi2_two_sided(square_sum(z - _scaled_mean(z)), len(z) - 1)
-
-
 def chi2(x: Any, df: float) -> float:
     r"""Test the sum of a chi-square sample.
 
@@ -240,87 +196,6 @@ def binomial(successes: int, n: int, p: float) -> float:
     return float(min(1, 2 * min(law.cdf(successes), law.sf(successes - 1))))
 
 
-def lognormal_sum_cdf(t: Any, s: float) -> Any:
-    r"""Compute the distribution function of the mean of two lognormals of mean 1.
-
-    For X, Y independent, each exp(s z - s^2 / 2) with z standard normal, and
-    a(t) = (log t + s^2 / 2) / s,
-
-    .. math::
-        P\Big(\frac{X + Y}{2} \le t\Big)
-        = 2 \int_{-\infty}^{a(t)} \varphi(z) \, \Phi(a(2t - e^{sz - s^2/2})) \, dz
-        - \Phi(a(t))^2 :
-
-    at least one of them is at most t, and the last term corrects for counting both twice. This
-    form has no singularity. It is integrated by Gauss-Legendre with 100 nodes, from 9 standard
-    deviations below.
-
-    Parameters
-    ----------
-    t : array_like, shape (...)
-        Arguments of the function, any real numbers.
-    s : float
-        Standard deviation of the logarithms, from 0.01 to 10.
-
-    Returns
-    -------
-    ndarray, shape (...)
-        The probabilities, in [0, 1], with an absolute error below 1e-12.
-
-    References
-    ----------
-    The convolution of two distributions, folded by symmetry.
-
-    Examples
-    --------
-    >>> from refattn.judge import stats
-    >>> round(float(stats.lognormal_sum_cdf(1.0, 1.0)), 9)
-    0.655094379
-    """
-    t = checks.host("t", t, "(...)", 0)
-    s = checks.real("s", s)
-    check.within("s", s, 0.01, 10)
-    out = np.zeros(t.shape)
-    at = t[t > 0]
-    step = 1 << 14  # rows of nodes in memory at a time
-    parts = [_lognormal_sum_cdf(at[i : i + step], s) for i in range(0, len(at), step)]
-    out[t > 0] = np.concatenate([np.zeros(0), *parts])
-    return np.clip(out, 0, 1)
-
-
-@with_known_keywords
-def lognormal_pair(x: Any, s: float, *, error: float = 0.0) -> float:
-    r"""Test that a sample is distributed as the mean of two lognormals of mean 1.
-
-    .. math:: p = P(D_n \ge D - \mathrm{error} - 10^{-12}), \qquad
-              D = \sup_t |F_n(t) - F(t)|
-
-    with F from `lognormal_sum_cdf`.
-
-    Parameters
-    ----------
-    x, s, error
-        As in `ks` and `lognormal_sum_cdf`.
-
-    Returns
-    -------
-    float
-        The p-value.
-
-    References
-    ----------
-    As in `ks`.
-
-    Examples
-    --------
-    >>> from refattn.judge import stats
-    >>> round(stats.lognormal_pair([0.4, 0.8, 1.5], 1.0), 3)
-    0.997
-    """
-    error = check.non_negative("error", error) + CDF_ERROR
-    return ks(x, partial(lognormal_sum_cdf, s=s), error=error)
-
-
 def kolmogorov_distance(u: Any) -> float:
     """Return sup |F_n - F| for the values u of F at the sorted sample."""
     i = np.arange(len(u) + 1) / len(u)
@@ -341,18 +216,3 @@ def square_sum(x: Any) -> float:
 
 def chi2_two_sided(x: float, df: float) -> float:
     return float(min(1, 2 * min(special.chdtr(df, x), special.chdtrc(df, x))))
-
-
-def _lognormal_sum_cdf(t: Any, s: float) -> Any:
-    """Return the integral of `lognormal_sum_cdf` for positive t (k,)."""
-    nodes, weights = _legendre(100)
-    log_t = np.log(t)
-    a = (log_t + s * s / 2) / s
-    # Beyond 9 standard deviations there is 1e-19 of the mass.
-    high = np.clip(a, -9, 9)
-    half = (high[:, None] + 9) / 2
-    z = -9 + half * (1 + nodes)
-    # log(2t - x) = log t + log(2 - x / t), so that no t overflows; x <= t but for rounding.
-    y = a[:, None] + np.log(2 - np.exp(np.minimum(s * (z - a[:, None]), 0))) / s
-    density = np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-    return 2 * np.sum(weights * half * density * special.ndtr(y), axis=1) - special.ndtr(a) ** 2

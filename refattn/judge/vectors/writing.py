@@ -16,16 +16,7 @@ import numpy as np
 
 from ...arrays.library import Floats
 from ...arrays.words import with_known_keywords
-from .cases import (
-    DIGITS,
-    FLAGS,
-    FORMATS,
-    GRADIENTS,
-    SCHEMA,
-    VERSION,
-    check_format,
-    read_text,
-)
+from .cases import DIGITS, FLAGS, FORMATS, GRADIENTS, SCHEMA, VERSION, check_format, read_text
 from .reading import cases_of, files_in, parse, tests_of
 from .recipes import all_recipes, estimator_of, schema
 from .solving import documents

@@ -107,7 +107,7 @@ def sum_narrowly(problem: Problem, dtype: str) -> Callable[[Index], Doubles]:
 
     def sum_rows(index: Index, i: slice) -> Doubles:
         if problem.gradient is not None:
-            saved = problem.gradient.saved(index, roundings)
+            saved = problem.gradient.saved(index, roundings, i)
             return to(exact_gradient(saved, problem.gradient.of, i, 1, to, _LOST_KEYS))
         head, out = problem.head(index), np.zeros((i.stop - i.start, problem.shape[2]))
         top, lse = finite_logs(attend_rows(head, i, None))

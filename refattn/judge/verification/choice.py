@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from ..mistakes.defects.catalogue import Mutant
 from ..rounding.formats import FORMATS
-from ..rounding.problems import Problem
 from ..rounding.profiles import (
     CHUNKS,
     LINEAR,
@@ -161,18 +160,17 @@ class Request(NamedTuple):
         return self._replace(profile=[x for x in names if profile_of(x).scores is None])
 
 
-def choose_for(
-    problem: Problem, out_dtype: str, dtype: str, profile: ProfileChoice, strict: bool
-) -> dict[str, Profile]:
-    """Choose the profiles to try for a problem, and those that only speak against others."""
+def choose_for(part: Part, asked: Request) -> dict[str, Profile]:
+    """Choose the profiles to try for a part, and those that only speak against others."""
+    (problem, numbers), dtype, profile = part, asked.dtype, asked.profile
     if profile is None:
-        wide = not is_narrow(out_dtype)
+        wide = not is_narrow(numbers.out_dtype)
         profile = profiles_of_kind(problem.kind, dtype, problem.kept, wide)
-    chosen = choose_profiles(dtype, out_dtype, profile)
+    chosen = choose_profiles(dtype, numbers.out_dtype, profile)
     # At a scale that is a power of 2 some profiles round the same: one of them is enough.
     chosen = {x: y for x, y in chosen.items() if len(chosen) < 2 or y.differs(problem.scale)}
-    if strict and problem.gradient is not None and is_narrow(dtype):
-        chosen |= choose_profiles(dtype, out_dtype, [*NARROW_SUMS])
+    if asked.strict and problem.gradient is not None and is_narrow(dtype):
+        chosen |= choose_profiles(dtype, numbers.out_dtype, [*NARROW_SUMS])
     if not problem.shares_keys:  # the same profile by two names
         chosen = {x: y._replace(by_head=False) for x, y in chosen.items()}
     return chosen

@@ -140,7 +140,7 @@ def find_covariance(
         return covariance(problem.head(index), roundings, i, rows, directions, worst)
     if not worst and problem.gradient.along(index) is directions:  # of which the law was found
         return split_covariance(rows, directions)
-    saved = problem.gradient.saved(index, roundings)
+    saved = problem.gradient.saved(index, roundings, i)
     return gradient_covariance(saved, roundings, problem.gradient.of, i, directions, worst)
 
 
@@ -174,7 +174,7 @@ def may_be_tied(problem: Problem, index: Index, roundings: Roundings) -> bool:
     Those of equal tokens are, and numbers of few digits have scores that need no rounding.
     """
     assert problem.gradient is not None
-    heads = problem.gradient.saved(index, roundings)
+    heads = problem.gradient.saved(index, roundings, slice(0))
     equal = any(np.any(y > 1) for _, x in heads for y in (x.copies, x.key_copies, x.products))
     return equal or any(has_few_numbers(x.head.k) for x, _ in heads)
 

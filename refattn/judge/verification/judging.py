@@ -99,7 +99,7 @@ _TOO_WELL = 0.75  # rms of z below which an option may be ignored, and a profile
 _UNLIKELY = 10.0  # log of how much likelier others are on some rows of another part
 _SURELY_REJECTED = -100.0  # log of a p-value that is surely enough to reject a profile by some rows
 _SURE_P, _HARDLY_PASSES = 1e-40, 1e-3  # p-values by which some rows reject a profile, or doubt it
-_ASKED_ROWS = 8  # that are the worst by the profile that failed first
+_ASKED_ROWS, _FELT = 8, 0.1  # the worst by the profile that failed first; z that float32 leaves
 _TESTS = 64  # more than a trial has: what is sure beside so many needs no other
 
 
@@ -108,10 +108,9 @@ class _Case:
 
     def __init__(self, part: Part, asked: Request) -> None:
         self.numbers, self.dtype, self.alpha = part.numbers, asked.dtype, asked.alpha
-        self.strict, of = asked.strict, part.numbers.out_dtype
-        chosen = choose_for(part.problem, of, asked.dtype, asked.profile, asked.strict)
-        self.profiles = on_hardware(chosen, asked.hardware)
-        self.everything, self.seconds = asked.everything, 0.0
+        self.strict, self.everything = asked.strict, asked.everything
+        self.profiles = on_hardware(choose_for(part, asked), asked.hardware)
+        self.tries_units, self.seconds = asked.hardware is None, 0.0
         self.problem = part.problem.looked_at(choose_blocks(part.problem, asked.everything))
         self.weights = RowWeights(self.problem, asked.dtype)
         self.fits: dict[str, Fit] = {}
@@ -129,11 +128,6 @@ class _Case:
         weights = self.weights.of_rows(some)
         self.fits = compare(some, self.numbers, self.dtype, chosen, weights, self.looks)
         self.seconds += time.perf_counter() - start
-
-    @property
-    def explained(self) -> set[str]:
-        """Name the profiles that explain nearly all of some rows."""
-        return {x for x, y in self.fits.items() if y.explains}
 
     def take_evidence(self, names: set[str]) -> None:
         """Let only some profiles be evidence against others, in what is tried from now on."""
@@ -164,9 +158,8 @@ class _Case:
         every = rows is not None or self.everything or not problem.is_mean
         split = split_directions(blocks, problem.shape[1], every) if whole else ((), blocks)
         weights = self.weights if rows is None else self.weights.of_rows(problem)
-        look = Look(weights.of(chosen), *split, exact=weights.exact[chosen.reading])
-        if rows is not None:
-            look = look._replace(enough=_SURELY_REJECTED)
+        enough = -math.inf if rows is None else _SURELY_REJECTED
+        look = Look(weights.of(chosen), *split, weights.exact[chosen.reading], enough)
         trial = attempt(problem, self.dtype, chosen, name, self.numbers, self.alpha, look)
         self.seconds += time.perf_counter() - start
         return trial._replace(rows=count_rows(blocks))
@@ -234,7 +227,7 @@ class _Case:
             return None
         some, rest = split_directions(tuple(self.problem.items()), self.problem.shape[1])
         trial = self.attempt(name, some) if rest else None
-        return trial if trial is not None and trial.rejected(_SURE_P) else None
+        return trial if trial and trial.rejected(_SURE_P) else None
 
     def rejects(self, name: str) -> bool:
         """Tell whether a profile does not explain the numbers."""
@@ -258,6 +251,17 @@ class _Case:
             found[name] = self.fits[name]
         self.fits = found
 
+    def find(self, backward: str | None = None) -> tuple[str | None, list[str]]:
+        """Find the likeliest profile beside that of gradients, and list those without units."""
+        self.compare([*self.profiles])  # which sorts them, the likeliest first
+        names = [x for x in self.fits if may_be_one(x, backward) and not self.is_rival(x)]
+        found = next((x for x in names if not self.rejects(x)), None)
+        if self.tries_units and (found is None or self.is_doubtful(found)):
+            units = [x for x in self.add_units() if may_be_one(x, backward)]
+            self.compare_units(units)
+            found = next((x for x in units if not self.rejects(x)), found)
+        return found, names
+
     def is_doubtful(self, name: str) -> bool:
         """Tell whether a profile says nothing, or hardly passes, or a tighter one is likelier."""
         trial, fit = self.trial(name), self.fits.get(name)
@@ -266,8 +270,7 @@ class _Case:
 
     def is_rejected(self, name: str) -> bool:
         """Tell whether it is known that a profile does not explain the numbers."""
-        tried = name in self.trials and self.trials[name].rejected(self.alpha)
-        return tried or self.is_out(name)
+        return self.is_out(name) or (name in self.trials and self.trials[name].rejected(self.alpha))
 
     def rank(self, name: str) -> tuple[tuple[bool, ...], int, float]:
         """Rank a profile by how well it explains the numbers, and by how many rows it does not."""
@@ -388,21 +391,15 @@ def judge(problem: Problem, numbers: Numbers, *asked: Any, **named: Any) -> Verd
 def _judge_one(part: Part, asked: Request, backward: str | None = None) -> Verdict:
     """Judge an output by the likeliest profile, of those that the gradients' may have beside it."""
     case = _Case(part, asked)
-    case.compare([*case.profiles])  # which sorts them, the likeliest first
-    names = [x for x in case.fits if may_be_one(x, backward) and not case.is_rival(x)]
-    found = next((x for x in names if not case.rejects(x)), None)
-    if asked.hardware is None and (found is None or case.is_doubtful(found)):
-        units = [x for x in case.add_units() if may_be_one(x, backward)]
-        case.compare_units(units)
-        found = next((x for x in units if not case.rejects(x)), found)
+    found, names = case.find(backward)
     if found is None:  # with inputs as they are, sizes of defects are right
         likely = [x for x in names if case.profiles[x].inputs is None] or names
         for name in [likely[0], *(x for x in likely[1:] if case.fits[x].against <= ALIKE)]:
             case.trial(name)
     verdict = case.conclude(found or min(case.trials, key=case.rank))
     if verdict.verdict == "FAIL" and verdict.z.rms < _RMS_OF_LAGS and "flash-fast" in case.profiles:
-        lagging = _judge_one(part, asked._replace(profile="flash-lazy", explain=False))
-        verdict = verdict if lagging.verdict == "FAIL" else verdict.with_remark(_ASK_OF_LAGS)
+        lagging, _ = _Case(part, asked._replace(profile="flash-lazy")).find()
+        verdict = verdict.with_remark(_ASK_OF_LAGS) if lagging else verdict
     if not asked.explain:
         return verdict.leave_causes()
     try:
@@ -429,18 +426,18 @@ def judge_all(parts: Mapping[str, Part], *of: Any, **named: Any) -> Verdict:
 
 
 def _accepts_narrow_sums(name: str, parts: Mapping[str, Part], asked: Request, by: Verdict) -> bool:
-    """Tell whether sums in the storage type would pass, too, in some rows."""
+    """Tell whether tests of some rows would pass sums in the storage type, too."""
     part = parts[name]
     if part.problem.kind != "scores":
         return False
     case = _Case(part, asked if part.problem.is_mean else asked.of_gradients(parts))
-    case.problem = choose_block(case.problem)
-    case.weights = RowWeights(case.problem, asked.dtype)
-    case.numbers = part.numbers._replace(out=sum_narrowly(case.problem, asked.dtype), lse=None)
-    case.compare([*case.profiles])
-    # The other parts were explained by a profile: this is of the same kernel.
-    names = [x for x in case.fits if len(parts) == 1 or may_be_one(x, by.profile)]
-    return not all(case.rejects(x) for x in names)
+    block = choose_block(case.problem)
+    case.numbers = part.numbers._replace(out=sum_narrowly(block, asked.dtype), lse=None)
+    of = by.profile if len(parts) > 1 else None  # of the other parts, and so of this
+    names = [x for x in reversed(case.profiles) if may_be_one(x, of) and not case.is_rival(x)]
+    names.sort(key=lambda x: case.profiles[x].parts is None)  # with narrow sums first, and loose
+    trials = (case.attempt(x, tuple(block.items()), whole=False) for x in names)
+    return any(not x.rejected(asked.alpha) for x in trials)
 
 
 def _judge_parts(parts: Mapping[str, Part], whole: Request) -> Verdict:
@@ -559,7 +556,6 @@ def _rank(cases: Sequence[_Case], name: str) -> tuple[int, int, float]:
 
 def _agree(cases: Sequence[_Case], names: Sequence[str]) -> str:
     """Find the likeliest profile that explains all parts; an empty name if there is none."""
-
     found = sorted(names, key=lambda x: _rank(cases, x))
     left = (x for x in found if not any(y.is_out(x) or y.glance(x) for y in cases))
     return next((x for x in left if not any(y.rejects(x) for y in cases)), "")
@@ -587,7 +583,8 @@ def _share_evidence(cases: Sequence[_Case], names: Sequence[str]) -> None:
     """
     for case in cases:
         case.compare(names)
-    explained = set(names).intersection(*(x.explained for x in cases if x.explained))
+    of_each = ({x for x, y in case.fits.items() if y.explains} for case in cases)
+    explained = set(names).intersection(*filter(None, of_each))
     for case in cases:
         case.take_evidence(explained)
 
@@ -596,5 +593,6 @@ def _suspect_float32(problem: Problem, numbers: Numbers, dtype: str, alpha: floa
     """Say if float64 numbers are those of sums or exponentials in float32."""
     if dtype == "float64" and problem.gradient is None:
         case = _Case(Part(problem, numbers), Request(dtype, "math", alpha, False))
-        if case.trial("math").known and not case.rejects("math"):
+        trial = case.trial("math")
+        if trial.known and trial.z.largest > _FELT and not case.rejects("math"):
             yield "profile math accepts these numbers: some step of the kernel may be in float32"

@@ -121,10 +121,7 @@ def mean_of_four(q, k):
         (lambda q, k: -q @ k.swapaxes(-1, -2), "the keys with the smallest scores are chosen"),
         (mean_of_four, "keys are ranked by the means of 4 queries"),
         (lambda q, k: q[[0, 0]] @ k.swapaxes(-1, -2), "index_q is read from the first head"),
-        (
-            lambda q, k: (q @ k.swapaxes(-1, -2))[[0, 0]],
-            "indices are read from the first head",
-        ),
+        (lambda q, k: (q @ k.swapaxes(-1, -2))[[0, 0]], "indices are read from the first head"),
         (
             lambda q, k: q @ np.roll(k, 1, 1).swapaxes(-1, -2),
             "each key is ranked by the vector of the key before it",

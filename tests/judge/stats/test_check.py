@@ -14,22 +14,17 @@ ONE_SAMPLE = {
     "ks": lambda x: stats.ks(x, uniform),
     "normal_mean": stats.normal_mean,
     "normal_scale": stats.normal_scale,
-    "normal_variance": stats.normal_variance,
     "chi2": lambda x: stats.chi2(x, 2),
-    "lognormal_pair": lambda x: stats.lognormal_pair(x, 1.0),
     "hoeffding": lambda x: stats.hoeffding(x, 0.5),
-    "chernoff": lambda x: stats.chernoff(x, 0.5),
     "bernstein": lambda x: stats.bernstein(x, 0.5, 0.1),
     "empirical_bernstein": lambda x: stats.empirical_bernstein(x, 0.5),
     "betting": lambda x: stats.betting(x, 0.5),
     "catoni": lambda x: stats.catoni(x, 0.5, 0.1),
-    "dkwm": lambda x: stats.dkwm(x, uniform),
     "dkwm_two_sample": lambda x: stats.dkwm_two_sample(x, [0.5] * 100_000),
-    "dkwm_mean": lambda x: stats.dkwm_mean(x, 0.5),
 }
 
 
-ANY_SIZE = ("normal_mean", "normal_scale", "normal_variance", "catoni", "ks", "dkwm")
+ANY_SIZE = ("normal_mean", "normal_scale", "catoni", "ks")
 
 
 @pytest.mark.parametrize("name", ONE_SAMPLE)
@@ -47,8 +42,7 @@ def test_bad_samples(name):
 @pytest.mark.parametrize("name", ONE_SAMPLE)
 @pytest.mark.parametrize("value", [0.0, 0.9, 1.0])
 def test_a_million_equal_values_are_rejected(name, value):
-    n = 50_000 if name == "lognormal_pair" else 1_000_000  # a quadrature for each
-    p = ONE_SAMPLE[name](np.full(n, value))
+    p = ONE_SAMPLE[name](np.full(1_000_000, value))
     assert 0 <= p < 1e-100 or (name, value) in {("normal_mean", 0.0), ("normal_scale", 1.0)}
 
 
@@ -69,7 +63,7 @@ def test_extremes_are_probabilities(x, name):
     assert 0 <= ONE_SAMPLE[name](x) <= 1
 
 
-@pytest.mark.parametrize("name", ["normal_mean", "normal_scale", "normal_variance", "catoni"])
+@pytest.mark.parametrize("name", ["normal_mean", "normal_scale", "catoni"])
 def test_huge_samples_have_tiny_p(name):
     assert ONE_SAMPLE[name]([1.7e308] * 30 + [-1e308] * 10) < 1e-6
 

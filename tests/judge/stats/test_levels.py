@@ -30,7 +30,6 @@ def at_least(count, runs, rate):
 
 @pytest.mark.sweep(8)
 @pytest.mark.long("binomial", "gaussian_estimates", "gaussian_estimates, each", "ks", "ks, rounded")
-@pytest.mark.long("lognormal_pair", "lognormal_pair, any law")
 @pytest.mark.parametrize(("seed", "name"), list(enumerate(NULLS)))
 def test_p_values_are_sound(seed, name):
     assert min(too_many(seed, name, NULLS[name])) > LEVEL / DECISIONS
@@ -38,15 +37,13 @@ def test_p_values_are_sound(seed, name):
 
 @pytest.mark.sweep(2)
 @pytest.mark.long("ddof 0 for 1", "ddof 0 for 1, pooled", "ks without the rounding")
-@pytest.mark.long("one lognormal for the mean of two")
 @pytest.mark.parametrize(("seed", "name"), list(enumerate(DEFECTS, 100)))
 def test_planted_defects_are_unsound(seed, name):
     assert min(too_many(seed, name, DEFECTS[name])) < LEVEL / DECISIONS
 
 
 @pytest.mark.sweep(6)
-@pytest.mark.long("binomial", "dkwm_mean", "dkwm_two_sample", "hotelling", "ks", "ks, rounded")
-@pytest.mark.long("lognormal_pair, any law")
+@pytest.mark.long("binomial", "dkwm_two_sample", "hotelling", "ks", "ks, rounded")
 @pytest.mark.parametrize(("seed", "name"), list(enumerate(DESIGNS, 200)))
 def test_what_is_said_to_be_detected_is(seed, name):
     test, (p_value, n, parameters) = name.split(",")[0], DESIGNS[name]
@@ -59,6 +56,6 @@ def test_what_is_said_to_be_detected_is(seed, name):
         return at_least(misses, 2000, 0.1)
 
     assert p_of_missed(delta) > LEVEL / DECISIONS
-    if test not in ("chernoff", "empirical_bernstein"):  # no law on [0, 1] is that far below
+    if test != "empirical_bernstein":  # no law on [0, 1] is that far below
         assert p_of_missed(-delta) > LEVEL / DECISIONS
     assert p_of_missed(delta / 8) < LEVEL / DECISIONS  # the defect

@@ -39,11 +39,7 @@ def test_powers_by_exact_laws():
     shift = stats.min_discrepancy(stats.normal_mean, n, **rates) * math.sqrt(n)
     limit = scipy.stats.norm.isf(a / 2)
     assert 0.999 * b < scipy.stats.ncx2.cdf(limit**2, 1, shift**2) <= b * (1 + 1e-9)
-    for test, df, half, more in (
-        (stats.normal_scale, n, 2, {}),
-        (stats.normal_variance, n - 1, 2, {}),
-        (stats.chi2, 3 * n, 1, {"df": 3}),
-    ):
+    for test, df, half, more in ((stats.normal_scale, n, 2, {}), (stats.chi2, 3 * n, 1, {"df": 3})):
         law = scipy.stats.chi2(df)
         s = math.exp(half * stats.min_discrepancy(test, n, **rates, **more))
         low, high = law.ppf(a / 2), law.isf(a / 2)
@@ -63,13 +59,10 @@ def test_powers_by_exact_laws():
 
 def test_discrepancies_out_of_reach():
     infinite = [
-        (stats.normal_variance, 1, {}),
         (stats.empirical_bernstein, 1, {"variance": 0.1}),
         (stats.hotelling, 3, {"dimension": 3}),
         (stats.hotelling, 4, {"dimension": 3}),
         (stats.binomial, 5, {"p": 0.5}),
-        (stats.chernoff, 5, {"mean": 0.5}),
-        (stats.chernoff, 2, {"mean": 0.5, "alpha": 0.5, "beta": 0.25}),  # just so
         (stats.catoni, 10, {"variance": 1.0}),
     ]
     for test, n, more in infinite:
@@ -87,18 +80,10 @@ def test_discrepancies_are_those_of_the_table(a, b):
         up, down = law.isf(a / 2) / law.ppf(b), law.isf(b) / law.ppf(a / 2)
         return math.log(max(up, down))
 
-    def kl(x, m):
-        return x * math.log(x / m) + (1 - x) * math.log((1 - x) / (1 - m))
-
-    def above(m):
-        limit = brentq(lambda x: n * kl(x, m) - log(a / 2), m, 1 - 1e-12)
-        return brentq(lambda x: n * kl(limit, x) - log(b), limit, 1 - 1e-12) - m
-
     def bernstein(c):
         return brentq(lambda t: n * t * t / 2 - c * (v + t / 3), 1e-9, 9)
 
     ks = scipy.stats.kstwo.isf(0.99 * a, n) + scipy.stats.kstwo.isf(0.99 * b, n)
-    dkwm = math.sqrt(log(a / 2) / (2 * n)) + math.sqrt(log(b / 2) / (2 * n))
     hoeffding = math.sqrt(log(a / 2) / (2 * n)) + math.sqrt(log(b) / (2 * n))
     # V_n is at most this squared, but for beta / 2.
     spread = math.sqrt(v) + math.sqrt(2 * log(b / 2) / (n - 1))
@@ -113,8 +98,6 @@ def test_discrepancies_are_those_of_the_table(a, b):
     wide = {"low": -1.0, "high": 3.0}
     table = [
         (stats.ks, {"error": 0.01}, ks + 0.02),
-        (stats.lognormal_pair, {"error": 0.01}, ks + 0.02 + 2e-12),
-        (stats.dkwm, {"error": 0.01}, dkwm + 0.02),
         (
             stats.dkwm_two_sample,
             {"reference": 30},
@@ -122,12 +105,8 @@ def test_discrepancies_are_those_of_the_table(a, b):
         ),
         (stats.normal_mean, {}, (norm.isf(a / 2) + norm.isf(b)) / math.sqrt(n)),
         (stats.normal_scale, {}, chi2(n) / 2),
-        (stats.normal_variance, {}, chi2(n - 1) / 2),
         (stats.chi2, {"df": 3}, chi2(3 * n)),
         (stats.hoeffding, wide, 4 * hoeffding),
-        (stats.dkwm_mean, wide, 4 * hoeffding),
-        (stats.chernoff, {"mean": 0.2}, max(above(0.2), above(0.8))),
-        (stats.chernoff, {"mean": 0.5}, above(0.5)),
         (
             stats.bernstein,
             wide | {"variance": 0.1},

@@ -11,10 +11,12 @@ import numpy as np
 from ....arrays.library import Doubles
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
-from ...verification.findings import Numbers
+from ...verification.findings import ONLY_IN, Numbers, Suspect
 from ..operators.maps import list_heads_read
+from .places import list_places
 from .sampled import Alternative, Result, Rows, read_heads
 from .slips import NORMALISERS
+from .suspects import as_suspect
 from .wrong_rows import FAR, Sample, Sampled, differ, divide, error_of_lse, finite, thin
 
 _HEADS, _ROWS_OF_EACH = 32, 8  # that are compared, at most
@@ -118,6 +120,25 @@ def list_exchanged_normalisers(
             return
     for words, to, _ in list_heads_read(problem, far):
         yield f"that of {words}", read_heads(problem, to)
+
+
+def name_offset(
+    problem: Problem, numbers: Numbers, profile: Profile, sample: Sample
+) -> list[Suspect]:
+    """Say by which number log normalisers of wrong rows are off, if they are by one."""
+    given, errors, sizes = Alternative("", problem), [np.zeros(0)], [np.zeros(0)]
+    for x in (x.take(x.wrong) for x in sample.heads if x.wrong.any()):
+        exact = given.result(x.rows)
+        assert x.lse is not None
+        errors.append(differ(x.lse, exact.lse))
+        sizes.append(error_of_lse(exact, numbers, profile, problem.shape[1]))
+    error, std = np.concatenate(errors), np.concatenate(sizes)
+    c = float(np.median(error)) if error.size else math.nan
+    if not np.all(np.abs(error - c) < FAR * std):  # NaN is none
+        return []
+    where = ", ".join(x for x in list_places(problem, sample) if not x.startswith("columns"))
+    side, there = "large" if c > 0 else "small", f"{ONLY_IN}{where}" * bool(where)
+    return [as_suspect(f"agrees if lse is too {side} by {abs(c):.4g}{there}")]
 
 
 def share_of_offset(problem: Problem, sample: Sample) -> float:

@@ -38,7 +38,7 @@ from .alternatives import list_alternatives
 from .edited import list_like
 from .fitted import name_dropout
 from .gradients import explain_backward
-from .normalisers import share_of_offset
+from .normalisers import name_offset, share_of_offset
 from .places import (
     analyse_sample,
     describe_place,
@@ -231,6 +231,8 @@ def _search_scores(
     if failed == "lse":
         share = 0.0 if found else share_of_offset(problem, sample)
         fits = [x._replace(explained=share) for x in fits if share >= _MOST]
+        by = next(iter(profiles.values()))
+        found = found or name_offset(problem, numbers, by, sample) if not fits else found
     return found, [] if known else [*fits], sample
 
 

@@ -31,7 +31,7 @@ from ..operators.columns import list_columns
 from ..operators.exponentials import list_powers, list_rounded_by_tiles, list_weights
 from ..operators.intervals import list_intervals, list_lost_parts
 from ..operators.limits import list_mask_ends, list_own_limits, list_reaches, list_windows
-from ..operators.own_keys import list_own_keys
+from ..operators.own_keys import list_few_keys, list_own_keys
 from ..operators.pages import list_blocks_of_cache
 from ..operators.sinks import list_sinks
 from ..operators.spans import list_spans
@@ -317,6 +317,7 @@ class Trials:
             known = list_edited(self.posed, known_rows(self.posed))
             lists.append(filter(self.changes, known))
         lists.append(list_spans(problem, every, unit))
+        lists.append(list_few_keys(problem, every, unit))
         lists.append(list_weighted_classes(problem, every, unit, self.about[1]))
         return lists
 

@@ -19,7 +19,7 @@ from ..causes.suspects import as_suspect
 from ..causes.wrong_rows import FAR, Sample, differ, divide, row_sizes, thin
 
 _POOL, _HEADS = 2**24, 4  # pairs of rows that are compared, and wrong heads, at most
-_FEWEST, _NO_FACTOR = 4, 0.01  # rows that hold others, at least; factor that is none
+_SURELY_HELD, _NO_FACTOR = 1e-9, 0.01  # chance of blocks that hold others; factor that is none
 _MATCHED, _PART = 0.9, 0.3  # shares of wrong rows that hold others: of all, and of a part
 _ALL_BLOCKS = 0.999  # of wrong blocks
 _FIRST_BLOCKS = 32  # wrong ones that are tried before all are
@@ -76,7 +76,11 @@ def name_copies(
         index = problem.index_of(at)
         known = _search(pools, index, numbers.out(index), sample, sample.wrong[at])
         best = max(known, key=lambda x: x.share, default=None)
-        if best is not None and best.share >= max(_FEWEST / best.wrong, _PART):
+        if (
+            best is not None
+            and best.share >= _PART
+            and _by_chance(best, sample.unit) < _SURELY_HELD
+        ):
             found.append((best.share, _describe_held(index, best, problem.rows)))
     if not found:
         return []
@@ -86,6 +90,13 @@ def name_copies(
     start = "agrees if" if share >= _MATCHED else "agrees in part if"
     name = "convention" if share >= _MATCHED else "seen"
     return [as_suspect(f"{start} {text}{others * (len(found) > 1)}", share, name)]
+
+
+def _by_chance(x: Copies, unit: float) -> float:
+    """Bound the probability that numbers are as near to those of any block by chance."""
+    near = math.prod(x.shape) * math.log(min(2 * FAR * unit, 1.0))
+    blocks = x.pool.exact.size / math.prod(x.shape)
+    return math.exp(min(len(x.to) * (near + math.log(blocks)), 0.0))
 
 
 def _fill_pool(problem: Problem, roundings: Roundings, called: str, few: Iterable[int]) -> Pool:
@@ -198,7 +209,8 @@ def _describe_held(index: Index, x: Copies, rows: str) -> str:
             there += [f"{there.pop()} in another order ({one} holds those of {other})"]
         source = " of ".join([y for y in there if y not in here] or there)
         numbers, to_these = f"the numbers of {source}{whose}", " of ".join(here)
-        holds = f"hold{'s' * (len(to) == 1 in x.shape)}"
+        single = len(to) == 1 in x.shape and _call_blocks(x, rows) != "blocks"
+        holds = f"hold{'s' * single}"
         added = f"{numbers} are added to {to_these}"
         words.append(added if x.added else f"{to_these} {holds} {numbers}")
     times = "" if abs(x.factor - 1) < _NO_FACTOR else f", times {x.factor:.3g}"

@@ -1,4 +1,4 @@
-"""One key of each wrong row that is wrong: another in each row."""
+"""Single keys that are wrong: another in each row, or few that count otherwise in all."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ import numpy.typing as npt
 
 from ....arrays.library import Doubles
 from ...rounding.problems import Index, Problem
+from ...verification.findings import name_span
 from ..causes.sampled import Alternative, Result, Rows
 from ..causes.slips import weigh_keys
-from ..causes.wrong_rows import Sampled, row_sizes
+from ..causes.wrong_rows import Sampled, row_sizes, thin
 
 _LARGEST_WEIGHTS = 8  # of a row, whose values may be those of other keys
 _OF_ERROR = 1 / 4  # of the square of an error, that a key leaves at most
 _BY_CHANCE = 1e-3  # that one of the keys leaves so little, at most
 _FIRST_NAMED = 3
+_MOST_KEYS, _MOST_NUMBERS = 6, 2**22  # that count otherwise; of the terms of keys, that are kept
+_LEFT_BY_FEW, _CHANCE_OF_FEW = 4.0, 1e-6  # mean square of z, and chance of as little, at most
+_NEAR_COUNT = 0.05  # how far a count may be from the number that is said
 
 
 class _OwnKey(NamedTuple):
@@ -37,13 +41,11 @@ def list_own_keys(problem: Problem, wrong: Sequence[Sampled], unit: float) -> It
     Hidden keys may be seen, too.
     """
     given = Alternative("", problem)
-    free = Alternative("", problem, lambda x: np.ones_like(x.ahead, bool), among=False)
     ways: dict[str, dict[tuple[Index, int], _OwnKey]] = {}
     for x in wrong:
-        exact, head = given.result(x.rows), given.head(x.rows)
-        p = weigh_keys(free.head(x.rows), exact.lse)
+        (exact, p, v), head = _weigh_all(problem, x.rows), given.head(x.rows)
         mask = np.ones(p.shape, bool) if head.mask is None else head.mask[:, : head.keys]
-        size, v = unit * row_sizes(exact.out), head.v[: head.keys]
+        size = unit * row_sizes(exact.out)
         for r, query in enumerate(x.rows.queries.tolist()):
             rate = partial(_rate, x.got[r], size[r])
             before = max(float(rate(exact.out[r])), 1e-300)
@@ -96,6 +98,11 @@ def _list_ways(
     yield "a key counts twice in", *weigh(p, seen)
     yield "a hidden key is seen in", *weigh(p, ~seen)
     yield "a key counts in the sum of the weights only in", *weigh(-p, seen, 0.0)
+    off = rate(v)
+    at = int(np.argmin(off))
+    with np.errstate(divide="ignore"):
+        alone = _OwnKey(float(off[at]), f"key {at}", v[at], float(np.log(p[at])))
+    yield "one key has all the weight in", len(v), [alone]
     found = []
     largest = np.argsort(-np.where(seen, p, 0.0))[:_LARGEST_WEIGHTS]
     for j in largest.tolist():
@@ -115,3 +122,70 @@ def _replace_rows(
         if own := found.get((rows.at, query)):
             out[r], lse[r] = own.out, lse[r] + own.more
     return Result(out, lse, top)
+
+
+def list_few_keys(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Iterator[Alternative]:
+    """List kernels in which few keys count otherwise in all wrong rows.
+
+    If key j counts c_j times more, rows are (out + sum c_j p_j v_j) / (1 + sum c_j p_j), so that
+    errors are sum c_j p_j (v_j - row): linear in c. The key that leaves least is taken first.
+    """
+    terms, errors = [np.zeros((0, problem.shape[1]))], [np.zeros(0)]
+    size = max(_MOST_NUMBERS // (problem.shape[1] * problem.shape[2] * max(len(wrong), 1)), 1)
+    for x in (x.take(thin(np.arange(len(x.got)), size)) for x in wrong):
+        exact, p, v = _weigh_all(problem, x.rows)
+        scale = unit * row_sizes(exact.out)
+        terms.append(p[:, None] * ((v.T - x.got[..., None]) / scale[..., None]))
+        errors.append(((x.got - exact.out) / scale).ravel())
+    columns = np.concatenate([x.reshape(-1, x.shape[-1]) for x in terms])
+    error, times = np.concatenate(errors), np.zeros(0)
+    keys: list[int] = []
+    before = max(float(np.mean(np.square(error))), 1e-300) if error.size else 0.0
+    if not math.isfinite(before):
+        return
+    lengths = np.linalg.norm(columns, axis=0)
+    rest = error
+    while len(keys) < _MOST_KEYS and np.mean(np.square(rest)) > _LEFT_BY_FEW:
+        score = np.abs(rest @ columns) / np.where(lengths > 0, lengths, math.inf)
+        keys.append(int(np.argmax(score)))
+        times = np.linalg.lstsq(columns[:, keys], error, rcond=None)[0]
+        rest = error - columns[:, keys] @ times
+    left = float(np.mean(np.square(rest)))
+    free = (len(error) - len(keys)) / 2
+    chance = len(keys) * math.log(len(lengths)) + free * math.log(max(left, 1e-300) / before)
+    if keys and left <= _LEFT_BY_FEW and chance < math.log(_CHANCE_OF_FEW):
+        found = dict(sorted(zip(keys, times.tolist(), strict=True)))
+        yield Alternative(
+            _describe_counted(found), problem, answer=partial(_count_few, problem, found)
+        )
+
+
+def _weigh_all(problem: Problem, rows: Rows) -> tuple[Result, Doubles, Doubles]:
+    """Return the exact result, the weights of all keys, of hidden ones, too, and the values."""
+    free = Alternative("", problem, lambda x: np.ones_like(x.ahead, bool), among=False).head(rows)
+    exact = Alternative("", problem).result(rows)
+    return exact, weigh_keys(free, exact.lse), free.v[: free.keys]
+
+
+def _count_few(problem: Problem, found: Mapping[int, float], rows: Rows) -> Result:
+    exact, p, v = _weigh_all(problem, rows)
+    more = p[:, [*found]] * [*found.values()]
+    total = 1 + np.sum(more, -1)
+    out = (exact.out + more @ v[[*found]]) / total[:, None]
+    return exact._replace(out=out, lse=exact.lse + np.log(total))
+
+
+def _describe_counted(found: Mapping[int, float]) -> str:
+    """Say which keys do not count, and how often others do."""
+    words: dict[str, list[int]] = {}
+    for key, c in found.items():
+        whole = round(1 + c)
+        near = abs(1 + c - whole) < _NEAR_COUNT
+        name = {0: "not", 2: "twice"}.get(whole, f"{whole} times") if near else f"{1 + c:.2g} times"
+        words.setdefault(name, []).append(key)
+    said = []
+    for name, keys in words.items():
+        s = "" if len(keys) > 1 else "s"
+        verb = f"do{'es' * bool(s)} not count" if name == "not" else f"count{s} {name}"
+        said.append(f"{name_span('keys', np.array(keys))} {verb}")
+    return " and ".join(said)

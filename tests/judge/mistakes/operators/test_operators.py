@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from refattn import softmax_attention
 from refattn.judge import verify
 from refattn.judge.rounding.formats import FORMATS
 
@@ -457,6 +458,10 @@ def test_a_float64_output_of_a_float32_softmax():
     assert [x.text for x in found.suspects] == [
         "agrees if the softmax, or all of it, is computed in float32"
     ]
+    out = softmax_attention(Q + 1e-12, K, V)
+    out[1, 40] *= 1 + 1e-13  # far less than float32 leaves
+    few = verify(q=Q + 1e-12, k=K, v=V, out=out)
+    assert "the output is 1.0000000000001" in few.suspects[0].text
 
 
 @pytest.mark.long

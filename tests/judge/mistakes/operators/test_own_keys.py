@@ -31,7 +31,9 @@ def weights(given):
 
 def wrong_row(given, at, key, way):
     p, v = weights(given)[at] * given["mask"], given["v"][at[0]]
-    if way in ("another", "weighed"):
+    if way == "alone":
+        p = np.where(np.arange(M) == key, 1.0, 0.0)
+    elif way in ("another", "weighed"):
         v = v.copy()
         v[key] = v[key + 1] if way == "another" else 0.0
     else:
@@ -46,6 +48,11 @@ def wrong_row(given, at, key, way):
         ("twice", KEYS, "a key counts twice in each wrong row: key 7 in query 5, key 60 in"),
         ("seen", (16, 40, 64), "a hidden key is seen in each wrong row: key 16 in query 5, key 40"),
         ("weighed", KEYS, "a key counts in the sum of the weights only in each wrong row: key 7"),
+        (
+            "alone",
+            KEYS,
+            "one key has all the weight in each wrong row: key 7 in query 5, key 60 in",
+        ),
         ("another", None, "a key has the value of another in each wrong row: key"),
     ],
 )
@@ -68,6 +75,27 @@ def test_one_key_of_all_wrong_rows_is_named_once():
         out[at] = wrong_row(given, at, 60, "twice")
     found = verify(**given, out=BF16(out), dtype="bfloat16")
     assert found.suspects[0].text.startswith("agrees if key 60 counts twice, but only in ")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ({3: 0, 41: 0, 60: 0}, "agrees if keys 3, 41 and 60 do not count, but only in "),
+        ({3: 2, 41: 2, 60: 0.5}, "agrees if keys 3 and 41 count twice and key 60 counts 0.5 times"),
+        ({3: 0, 16: 1, 60: 0}, "agrees if keys 3 and 60 do not count and key 16 counts twice"),
+    ],
+)
+def test_few_keys_that_count_otherwise(counts, words):
+    """Key 16 is hidden: it counts once too often."""
+    given = made()
+    out, times = softmax_attention(**given), 1.0 * given["mask"]
+    times[[*counts]] = [*counts.values()]
+    p = weights(given) * times
+    wrong = p @ given["v"] / np.sum(p, -1, keepdims=True)
+    out[0, 3:9] = wrong[0, 3:9]
+    found = verify(**given, out=BF16(out), dtype="bfloat16")
+    assert found.suspects[0].text.startswith(words)
 
 
 @pytest.mark.parametrize(
@@ -142,16 +170,43 @@ def test_rows_of_0_are_named_as_they_are(rows, has_lse):
 
 @pytest.mark.long("64")
 @pytest.mark.parametrize("d_v", [16, 64])
-@pytest.mark.parametrize("kind", ["another row", "noise"])
-def test_rows_of_anything_have_no_cause(kind, d_v):
+def test_rows_of_anything_have_no_cause(d_v):
     """Nothing that is fitted to a row may leave more than roundings."""
     for seed in range(3):
         given, rng = made(d_v, seed), np.random.default_rng(seed)
         out = softmax_attention(**given)
-        out[0, 5] = out[1, 40] if kind == "another row" else out[0, 5] + 0.1 * rng.normal(size=d_v)
+        out[0, 5] += 0.1 * rng.normal(size=d_v)
         found = verify(**given, out=BF16(out), dtype="bfloat16")
         assert [at for at, _ in found.rows] == [(0, 5)]
         assert not found.suspects
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("few", "words"),
+    [
+        (slice(None), "in head 0, query 5 holds the numbers of query 40 of head 1"),
+        (
+            slice(8, 16),
+            "in head 0, columns 8 to 15 of query 5 hold the numbers of query 40 of head 1",
+        ),
+    ],
+)
+def test_one_row_that_holds_another(few, words):
+    given = made()
+    out = softmax_attention(**given)
+    out[0, 5, few] = out[1, 40, few]
+    found = verify(**given, out=BF16(out), dtype="bfloat16")
+    assert found.suspects[0].text == f"agrees if {words}"
+
+
+def test_one_log_normaliser_that_is_off():
+    given = made()
+    out, lse = attend(given["q"] / D**0.5, given["k"], given["v"], mask=given["mask"])
+    lse[1, 17] += 0.002
+    found = verify(**given, out=BF16(out), lse=lse, dtype="bfloat16")
+    text = "agrees if lse is too large by 0.002, but only in head 1, query 17"
+    assert (found.rows[0][0], found.suspects[0].text) == ((1, 17), text)
 
 
 def test_a_row_beside_one_of_nan():
