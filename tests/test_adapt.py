@@ -244,14 +244,6 @@ def test_fit_is_the_composition_of_its_parts():
         np.testing.assert_allclose(found.cov[h], best.cov, rtol=1e-8, atol=1e-10)
 
 
-def test_fit_takes_moments_of_any_number_of_texts():
-    q, k = np.random.default_rng(8).standard_normal((2, 3, 40, 4))
-    pooled = [moments.merge(moments.estimate(x[0]), moments.estimate(x[1])) for x in (q, k)]
-    a, b = adapt.fit(*pooled), adapt.fit(*(x[:2].reshape(80, 4) for x in (q, k)))
-    for x, y in ((a.mean, b.mean), (a.cov, b.cov), (a.gauge, b.gauge)):
-        np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
-
-
 def test_fit_on_every_library_that_has_values(backend, dtype):
     if backend.name not in EAGER:
         pytest.skip("the values are not known while a function is traced")

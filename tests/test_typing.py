@@ -2,14 +2,12 @@
 
 import inspect
 import os
-import pickle
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
-import numpy as np
 import pytest
 
 import refattn
@@ -109,11 +107,3 @@ def test_every_option_of_names_is_typed():
             if isinstance(parameter.default, str):
                 assert get_origin(hints[name]) is Literal, (fn, name)
                 assert parameter.default in get_args(hints[name])
-
-
-def test_the_result_of_attend_is_a_tuple_as_ever():
-    found = refattn.attend(*np.ones((3, 2, 2)))
-    again = pickle.loads(pickle.dumps(found))
-    assert isinstance(found, tuple)
-    assert type(found) is type(again) is refattn.Attended
-    np.testing.assert_array_equal(again.out, found.out)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..arrays.words import printable
 from .options import (
     Answer,
     Unusable,
@@ -31,7 +32,7 @@ from .options import (
     words_of,
 )
 from .progress import checking, notice
-from .show.page import hanging, limit
+from .show.page import Page, hanging, limit
 from .streams import kept, unread
 
 if TYPE_CHECKING:
@@ -213,8 +214,6 @@ def check(
     """
     if sys.stdout is None:
         raise Unusable("cannot write the results: standard output is closed")
-    from .show import reports
-
     forms = {x: options.pop(f"{x}_path") for x in ("json", "junit", "html")}
     # A candidate may change the working directory.
     paths: dict[str, Path] = {x: path.absolute() for x, path in forms.items() if path is not None}
@@ -232,7 +231,7 @@ def check(
     try:
         publish(
             Answer(
-                partial(reports.print_report, report, reproducers, verbose=verbose),
+                partial(_print_report, report, reproducers, verbose=verbose),
                 report.tables,
                 report.to_json,
             ),
@@ -243,6 +242,23 @@ def check(
     except OSError as error:
         raise Unusable(f"cannot write the results: {error}") from None
     context.exit({"PASS": 0, "FAIL": 1, "UNDERPOWERED": 3}[report.verdict])
+
+
+def _print_report(report: Any, reproducers: bool, page: Page, *, verbose: bool) -> None:
+    """Print a report of checks, in Markdown as a table, and scripts that reproduce its failures."""
+    if page.markdown:
+        page.say(str(report).splitlines()[0])
+        for line in filter(None, (report.conclusion, *report.diagnosis, report.advice)):
+            page.say(printable(line))
+        page.table(*report.tables())
+        for name, text in report.limits.items():
+            page.say(printable(f"limit of the verdict: {name}: {text}"))
+        page.say(report.guarantee)
+    else:
+        page.report(report.text(min(limit() or 100, 100), verbose=verbose))
+    for result in report.results if reproducers else ():
+        if result.reproducer:
+            page.block(printable(f"\n# {result.check}\n{result.reproducer}").removesuffix("\n"))
 
 
 # Arguments of `conformance.check` in its messages, and the options that they come from.

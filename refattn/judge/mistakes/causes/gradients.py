@@ -14,7 +14,7 @@ import numpy as np
 from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.formats import FORMATS, Format
-from ...rounding.problems import Index
+from ...rounding.problems import Gradient, Index
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ...verification.empty_rows import find_unseen
@@ -29,7 +29,9 @@ from .backward import (
     LSE_AND_DELTA,
     Backward,
     Candidate,
+    HeadPass,
     Kept,
+    Lookup,
     OfHead,
     compute_gradient,
     factor_gradient,
@@ -66,6 +68,7 @@ _PADS = (16, 32, 64, 128)  # to which queries may be padded
 _SOLVED, _FEWEST_MOVED = 64, 8  # rows, at most and at least, of which numbers are computed
 _MOVED, _NEAR_MOVED = 0.9, 6.0  # share of them that are moved, and how near
 _MOST_HEADS, _HEADS_MOVED = 16, 8  # among which these are found, and of which
+_ANY, _ONE_KEY = "another number", 0.8  # weight of a key, at least, whose errors are those of D
 _READ_PAIRS = 2**22  # of queries and keys of all heads, at most, that are read otherwise
 
 
@@ -114,9 +117,9 @@ def explain_backward(
     n, m, _ = back.first.forward.shape
     listings = [*_LISTINGS, *(() if own else [_list_recomputed])]
 
-    # Fits are tried only until one cause holds in all parts, in right rows as well.
+    # Fits are tried only until one cause holds in all parts, in right rows and parts as well.
     def is_open() -> bool:
-        return all(x.local or x.parts != {*failed} for x in found)
+        return all(x.local or not x.everywhere or x.parts != {*failed} for x in found)
 
     some = (x for x in listings if is_open())
     lost = (x for listing in some for x in listing(back) if is_open())
@@ -425,9 +428,17 @@ def _list_rounded_scores(back: Backward) -> Iterator[Candidate]:
         del by["q . k is"]
     elif math.frexp(scale)[0] == 0.5:  # a power of 2
         by = {"q . k is (or scores are)": scale}
-    for name, (words, factor) in product(("float16", "bfloat16"), by.items()):
+    # D is that of the profile or, if a kernel computes the weights again, of the output.
+    reads: Any = Candidate("").read, partial(_take_delta_of_out, back.first)
+    for name, (words, factor), read in product(("bfloat16", "float16"), by.items(), reads):
         text = f"in the backward pass {words} rounded to {name}"
-        yield Candidate(text, scores=partial(_round_scores, FORMATS[name], factor))
+        yield Candidate(text, read=read, scores=partial(_round_scores, FORMATS[name], factor))
+
+
+def _take_delta_of_out(gradient: Gradient, look: Lookup, at: Index) -> HeadPass:
+    """Make D of the output that was written."""
+    (back, kept), (d_out, out) = look(at), gradient.derivatives(at)
+    return back, kept if out is None else kept._replace(delta=np.sum(d_out * out, -1))
 
 
 def _round_scores(to: Format, by: float, scores: Doubles) -> Doubles:
@@ -439,7 +450,7 @@ def _list_solved(back: Backward) -> Iterator[Candidate]:
     n, m, _ = back.first.forward.shape
     if "dq" not in back.failed or n * m > _PAIRS:
         return
-    problem, found, solved = back.parts["dq"].problem, {}, [np.zeros((7, 0))]
+    problem, found, solved = back.parts["dq"].problem, {}, [np.zeros((8, 0))]
     for x in back.list_wrong("dq") if problem.shape[2] >= _FEWEST_ROWS else ():
         values, errors = _solve_for(back, "delta", x)
         found[x.rows.at] = x.rows.queries, values
@@ -447,13 +458,18 @@ def _list_solved(back: Backward) -> Iterator[Candidate]:
         sinks = score_all(held.head)[i, held.head.keys :] - kept.lse[i, None]
         of_keys = 1 - np.sum(np.exp(sinks), -1)
         near = [np.roll(kept.delta, by)[i] for by in (0, 1, -1)]
-        solved.append(np.stack([values, errors, *near, near[0] / of_keys, near[0] * of_keys]))
-    values, errors, *near = np.concatenate(solved, -1)
+        by_sinks, top = [near[0] / of_keys, near[0] * of_keys], np.exp(kept.top - kept.lse)[i]
+        solved.append(np.stack([top, values, errors, *near, *by_sinks]))
+    top, values, errors, *near = np.concatenate(solved, -1)
     if not len(values) or not np.all(np.isfinite(errors)):
+        return
+    named = _relate(values / errors, near / errors)
+    # Where one key has nearly all of the weight, any error of it is as of another D.
+    if named == _ANY and np.median(top) > _ONE_KEY:
         return
     rows = back.samples["dq"]._replace(columns=np.ones(0, bool))  # D is of whole rows
     where = ", ".join(list_places(problem, rows))
-    text = f"D = d_out . out is {_relate(values / errors, near / errors)} in {where or 'all rows'}"
+    text = f"D = d_out . out is {named} in {where or 'all rows'}"
     yield Candidate(text, read=partial(read_elsewhere, "delta", partial(_take_solved, found)))
 
 
@@ -471,7 +487,7 @@ def _relate(values: Doubles, near: Doubles) -> str:
     for name, x in related.items():
         if np.mean(np.square(values - x)) < _SQUARE and name != "multiplied by 1":
             return name
-    return "another number"
+    return _ANY
 
 
 def _take_solved(found: Mapping[Index, tuple[Any, Doubles]], get: OfHead, at: Index) -> Doubles:

@@ -1,12 +1,13 @@
 r"""Where the state of a recurrence goes wrong, by errors of rows, which are linear in its change.
 
 From a token on rows read :math:`A (S + \Delta)` in place of :math:`A S`, if the state before it is
-wrong and nothing else: the matrix A is known, and fewer numbers :math:`\Delta` than errors are
-fitted.
+wrong and nothing else: the matrix A is known. States that kernels take for it are tried first; then
+decays of tokens, one number each, and then fewer numbers :math:`\Delta` than errors are fitted.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -15,40 +16,41 @@ import numpy as np
 
 from ....arrays.library import Doubles
 from ....arrays.words import place
-from ....engine.recurrent import carry, solve_leaves
+from ....engine.recurrent import carry, recur, solve_leaves
 from ...rounding.problems import Index, Problem
 from ...rounding.roundings import Roundings
 from ...rounding.states import steps_of
+from ...verification.findings import name_span
 from ..causes.wrong_rows import FAR
-from .handed_on import CHUNK_SIZES, Added
+from .handed_on import CHUNK_SIZES, Added, list_passed
 
 _SQUARE = 4.0  # mean square of z, at most, that is left
 _AS_OFTEN = 0.02  # by which a chunk counts once
+_MOST_NUMBERS = 2**23  # of the states before all tokens
+_FIRST_READ, _MOST_HEADS = 8, 16  # rows by which states are left out; heads whose states are tried
+_FEWEST_COLUMNS, _SURE = 8, 5.0  # to which a decay is fitted; standard deviations it is off
 
 
 def list_wrong_states(
     problem: Problem, got: Mapping[Index, Doubles], roundings: Roundings
 ) -> Iterator[tuple[str, Added]]:
-    """List what is added to results if the states before some tokens are others: fitted ones."""
+    """List what is added to results if the states before some tokens, or decays, are others."""
     added, words = dict[Index, Doubles](), dict[Index, str]()
     for index, out in got.items() if problem.of == "out" else ():
         left, std = _find_errors(problem, index, out, roundings)
-        added[index], n, d = np.zeros_like(out), len(out), problem.read(index)["k"].shape[-1]
+        added[index], every = np.zeros_like(out), _find_states(problem, index)
         while np.max(np.abs(left / std)) > FAR:
             at = int(np.argmax(np.max(np.abs(left / std), -1) > FAR))
-            ends = (min(at + size, n) for size in (n, *sorted(CHUNK_SIZES, reverse=True)))
-            for end in (y for y in dict.fromkeys(ends) if y - at > 1.5 * d):
-                reads = _find_reads(problem, index, at, end)
-                weight = 1 / np.linalg.norm(std[at:end], axis=-1, keepdims=True)
-                change = np.linalg.lstsq(weight * reads, weight * left[at:end], rcond=None)[0]
-                z = (left[at:end] - reads @ change) / std[at:end]
-                if np.mean(np.square(z)) < _SQUARE:
-                    break
-            else:
+            found = _take_state(problem, index, at, (left, std), every)
+            for related in (True, False) if not added[index].any() else ():
+                found = found or _fit_decays(problem, index, at, (out, std), every, related)
+            if found is None:
+                found = _fit_state(problem, index, at, left, std)
+            if found is None:
                 return
-            left[at:end], added[index][at:end] = 0.0, reads @ change
-            about = slice(at, end), change, reads / np.median(std[at:end], -1, keepdims=True)
-            words.setdefault(index, _describe_state(problem, index, *about))
+            i = slice(at, at + len(found[1]))
+            left[i], added[index][i] = 0.0, found[1]
+            words.setdefault(index, found[0])
     if words:
         index, first = next(iter(words.items()))
         more = f" (head {place(index)}{f' and {len(words) - 1} more' * (len(words) > 1)})"
@@ -66,6 +68,192 @@ def _find_errors(
 
 def _take_added(added: Mapping[Index, Doubles], index: Index) -> Any:
     return added.get(index, 0.0)
+
+
+def _find_states(problem: Problem, index: Index) -> Doubles:
+    """Find the states before each token and after the last, (n + 1, d, d_v), of few tokens."""
+    x = problem.read(index)
+    n, start = len(x["q"]), x["initial_state"]
+    if n * start.size > _MOST_NUMBERS:
+        return np.zeros((0, *start.shape))
+    leaves = solve_leaves(steps_of(x, problem.scale).cut(1, np), False, np)
+    states, last = carry(leaves, start, np)
+    return np.concatenate([states, last[None]])
+
+
+def _list_last_tokens(at: int, n: int) -> Iterator[int]:
+    """List the tokens up to which those from one on may read another state, the last first."""
+    ends = (min(at + size, n) for size in (n, *sorted(CHUNK_SIZES, reverse=True)))
+    yield from dict.fromkeys(ends)
+
+
+def _take_state(
+    problem: Problem, index: Index, at: int, about: tuple[Doubles, Doubles], every: Doubles
+) -> tuple[str, Doubles] | None:
+    """Explain errors from a token on by a state that kernels take for that before it."""
+    for end in _list_last_tokens(at, len(about[0])) if len(every) else ():
+        i, reads = slice(at, end), _find_reads(problem, index, at, end)
+        left, std = (x[i] for x in about)
+        for words, more in _explain_states(problem, index, i, (reads, left, std), every):
+            return f"tokens {at} to {end - 1} read another state before token {at}: {words}", more
+    return None
+
+
+def _fit_state(
+    problem: Problem, index: Index, at: int, left: Doubles, std: Doubles
+) -> tuple[str, Doubles] | None:
+    """Explain errors from a token on by any other state before it, if fewer numbers fit."""
+    for end in _list_last_tokens(at, len(left)):
+        i, reads = slice(at, end), _find_reads(problem, index, at, end)
+        if end - at <= 1.5 * reads.shape[1]:
+            continue
+        weight = 1 / np.linalg.norm(std[i], axis=-1, keepdims=True)
+        change = np.linalg.lstsq(weight * reads, weight * left[i], rcond=None)[0]
+        if np.mean(np.square((left[i] - reads @ change) / std[i])) < _SQUARE:
+            seen = reads / np.median(std[i], -1, keepdims=True)
+            return _describe_state(problem, index, i, change, seen), reads @ change
+    return None
+
+
+def _explain_states(
+    problem: Problem,
+    index: Index,
+    i: slice,
+    about: tuple[Doubles, Doubles, Doubles],
+    every: Doubles,
+) -> Iterator[tuple[str, Doubles]]:
+    """List the states before a token that explain the errors of some rows, (words, what is added).
+
+    They are others of the problem, or the right one times a number, or times numbers by row.
+    """
+    (reads, left, std), right = about, every[i.start]
+    for words, states in _list_states(problem, index, i.start, every):
+        with np.errstate(all="ignore"):
+            few = reads[:_FIRST_READ] @ (states - right)
+            off = (left[:_FIRST_READ] - few) / std[:_FIRST_READ]
+            far = np.mean(np.square(off), (1, 2))
+        for one in np.flatnonzero(far < 2 * _SQUARE)[np.argsort(far[far < 2 * _SQUARE])]:
+            more = reads @ (states[one] - right)
+            if np.mean(np.square((left - more) / std)) < _SQUARE:
+                yield words.format(one), more
+    # Errors are linear in numbers by which rows of the state are multiplied.
+    terms = reads[:, None] * right.T / std[..., None]
+    for terms_of, least in ((np.sum(terms, -1, keepdims=True), 1), (terms, 2 * len(right))):
+        if left.size > least * 2:
+            a, b = terms_of.reshape(left.size, -1), (left / std).ravel()
+            times = 1 + np.linalg.lstsq(a, b, rcond=None)[0]
+            if np.mean(np.square(b - a @ (times - 1))) < _SQUARE:
+                low, high = f"{np.min(times):.4g}", f"{np.max(times):.4g}"
+                span = f"a number of each of its rows, {low} to {high}"
+                words = f"the right state times {low if least == 1 else span}"
+                yield words, reads @ ((times - 1).reshape(-1, 1) * right)
+
+
+def _list_states(
+    problem: Problem, index: Index, at: int, every: Doubles
+) -> Iterator[tuple[str, Doubles]]:
+    """List states that kernels take for that before a token, several at a time, with their words.
+
+    In the words, {} is the place of the state among those.
+    """
+    x, right = problem.read(index), every[at]
+    yield "0", 0 * right[None]
+    if right.shape[0] == right.shape[1]:
+        yield "it is transposed", right.T[None]
+    yield "that before token {}", every
+    heads = [y for y in np.ndindex(problem.lead) if y != index][:_MOST_HEADS]
+    for other in heads if at else ():
+        theirs = problem.read(other)
+        tokens = steps_of(theirs, problem.scale).rows(slice(at))
+        last = recur(tokens, theirs["initial_state"], False, np)[1]
+        yield f"that of head {place(other)}", last[None]
+    # Sums of log decays up to this token are from any other or, if they are one number, from the
+    # first of a chunk: else one of them would be near to any factor.
+    sums = np.cumsum(x["log_decay"][:at][::-1], 0)[::-1, :, None]
+    tails = [y for y in dict.fromkeys(at % y or y for y in CHUNK_SIZES) if y <= at]
+    if sums.shape[1] == 1:
+        sums[[y for y in range(at) if at - y not in (*tails, at)]] = math.nan
+    if np.any(sums):
+        upto = f"tokens {{}} to {at - 1}"
+        with np.errstate(all="ignore"):
+            yield f"it lacks the decay of {upto}", np.exp(-sums) * right
+        yield f"it decays twice at {upto}", np.exp(sums) * right
+        for size in tails:
+            tokens = steps_of(x, problem.scale).rows(slice(at - size, at))
+            for words, state in list_passed(tokens, every[at - size]):
+                yield f"in tokens {at - size} to {at - 1}, {words}", state[None]
+
+
+def _fit_decays(
+    problem: Problem,
+    index: Index,
+    at: int,
+    about: tuple[Doubles, Doubles],
+    every: Doubles,
+    related: bool,
+) -> tuple[str, Doubles] | None:
+    """Explain errors from a token on by other decays of the whole state: a number a token.
+
+    It is one that is `related` to the right decay where it may be: the same relation as before.
+    """
+    x, (got, std) = problem.read(index), about
+    g = x["log_decay"]
+    if not len(every) or x.get("before") or g.shape[-1] > 1 or got.shape[-1] < _FEWEST_COLUMNS:
+        return None
+    steps, state, late = steps_of(x, problem.scale), every[at], bool(x.get("late"))
+    right, more, current = np.exp(g[:, 0]), np.zeros_like(got[at:]), 0
+    times, some = (
+        right.copy(),
+        np.stack([right, *(_relate_decays(right).values() if related else ())]),
+    )
+    for t in range(at, len(got)):
+        written: Any = np.outer(steps.k[t], steps.v[t])
+        kept = state
+        if steps.a is not None and steps.b is not None:
+            removed = np.outer(steps.a[t], steps.b[t] @ state)
+            if late:  # it decays, too
+                kept = state + removed / times[t]
+            else:
+                written = written + removed
+        slope, rest = steps.q[t] @ kept, got[t] - steps.q[t] @ written
+        size = max(float(np.sum(np.square(slope / std[t]))), 1e-300)
+        off = np.abs(rest - some[:, t, None] * slope) / std[t]
+        far = np.maximum(np.mean(np.square(off), -1) / _SQUARE, np.max(off, -1) / FAR)
+        current = current if far[current] < 1 else int(np.argmin(far))
+        times[t] = some[current, t]
+        if far[current] >= 1:
+            times[t] = np.sum(rest * slope / np.square(std[t])) / size
+            if np.mean(np.square((rest - times[t] * slope) / std[t])) > _SQUARE:
+                return None
+        state = times[t] * kept + written
+        more[t - at] = steps.q[t] @ (state - every[t + 1])
+    return _describe_decays(times, right), more
+
+
+def _relate_decays(right: Doubles) -> dict[str, Doubles]:
+    """Return what kernels take for decays of tokens."""
+    return {
+        "left out": np.ones_like(right),
+        "applied twice": right * right,
+        "that of the token before": np.roll(right, 1),
+        "that of the next token": np.roll(right, -1),
+    }
+
+
+def _describe_decays(times: Doubles, right: Doubles) -> str:
+    """Say which tokens decay otherwise, and how."""
+    off = np.flatnonzero(times != right)
+    if 2 * len(off) > np.ptp(off):  # decays near 1 cannot be told from others
+        off = np.arange(off[0], off[-1] + 1)
+    tokens, (mine, own) = name_span("tokens", off), (x[off] for x in (times, right))
+    for words, x in _relate_decays(right).items():
+        if np.any(x[off] != own) and np.all(np.abs(mine / x[off] - 1) < _AS_OFTEN):
+            return f"the decay of {tokens} is {words}"
+    said = (dict.fromkeys(f"{f(x):.3g}" for f in (np.min, np.max)) for x in (mine, own))
+    wrong, declared = map(" to ".join, said)
+    if np.all(own == 1):
+        return f"the state decays at {tokens}, where log_decay is 0: by factors of {wrong}"
+    return f"the decay of {tokens} is {wrong}, not {declared}"
 
 
 def _find_reads(problem: Problem, index: Index, start: int, end: int) -> Doubles:

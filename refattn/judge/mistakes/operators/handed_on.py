@@ -117,12 +117,23 @@ def _pass_on(problem: Problem, size: int, change: Pass, first: int, index: Index
         if at * size < first:
             state = right
             continue
-        g = np.cumsum(tokens.log_decay, 0)
-        kept, of_keys, of_rows = change(g, *state.shape)
-        passed = kept * state + (of_keys * tokens.k).T @ (of_rows * tokens.v)
-        if tokens.a is not None:
-            removed = recur(tokens._replace(q=tokens.b), state, True, np)[0]
-            passed = passed + (of_keys * tokens.a).T @ (of_rows * removed)
-        state = passed
+        state = _pass_state(tokens, state, change)
     wrong = state if problem.of == "state" else np.concatenate(rows)[: len(x["q"])]
     return np.asarray(wrong - give(problem.read, index, problem.scale, problem.of))
+
+
+def _pass_state(tokens: Tokens, state: Doubles, change: Pass) -> Doubles:
+    """Pass a state on through a chunk, with other decays."""
+    g = np.cumsum(tokens.log_decay, 0)
+    kept, of_keys, of_rows = change(g, *state.shape)
+    passed = kept * state + (of_keys * tokens.k).T @ (of_rows * tokens.v)
+    if tokens.a is not None:
+        removed = recur(tokens._replace(q=tokens.b), state, True, np)[0]
+        passed = passed + (of_keys * tokens.a).T @ (of_rows * removed)
+    return np.asarray(passed)
+
+
+def list_passed(tokens: Tokens, state: Doubles) -> Iterator[tuple[str, Doubles]]:
+    """List the states that a chunk of these tokens passes on with other decays."""
+    for words, change in _PASSED.items():
+        yield words, _pass_state(tokens, state, change)

@@ -267,7 +267,7 @@ COLOURS = {PASS: 32, FAIL: 31, STALE: 31, UNDERPOWERED: 33, EXPECTED: 33}
 
 def on_a_terminal(found, monkeypatch, **variables):
     """What a terminal is sent of a report with all checks."""
-    show = pytest.importorskip("refattn.cli.show.reports")
+    command = pytest.importorskip("refattn.cli.check")
     tables = pytest.importorskip("refattn.cli.show.page")
     if os.name != "posix":
         pytest.skip("terminals as of POSIX")
@@ -280,7 +280,7 @@ def on_a_terminal(found, monkeypatch, **variables):
     with open(theirs, "w", encoding="utf-8") as file, open(ours, "rb", buffering=0) as screen:
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", file)
-            show.print_report(found, False, tables.Page(), verbose=True)
+            command._print_report(found, False, tables.Page(), verbose=True)
         return (screen.read(10**5) or b"").decode().replace("\r\n", "\n")
 
 

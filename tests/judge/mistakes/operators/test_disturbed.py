@@ -1,0 +1,118 @@
+"""States of recurrences that go wrong before a token, computed token by token: named."""
+
+import numpy as np
+import pytest
+
+from refattn.judge import verify
+from refattn.judge.rounding.formats import FORMATS
+
+RNG = np.random.default_rng(7)
+N, D, HEADS = 100, 32, 3
+BF16 = FORMATS["bfloat16"].round
+
+
+def draw(by_coordinate):
+    q, k, v = (BF16(RNG.standard_normal((HEADS, N, D))) for _ in range(3))
+    k = BF16(k / np.linalg.norm(k, axis=-1, keepdims=True))
+    g = np.float32(-0.1 * RNG.exponential(size=(HEADS, N, D if by_coordinate else 1)))
+    g[:, 70:80] = 0  # padding
+    return {"q": q, "k": k, "v": v, "g": g, "beta": np.float32(RNG.uniform(0.1, 0.9, (HEADS, N)))}
+
+
+def recur(x, change=lambda t, s, states, g: s, decays=None, writes=None):
+    """The delta rule with decays; a state may be changed before its token, from those before."""
+    g = np.float64(x["g"] if decays is None else decays)
+    beta = np.float64(x["beta"] if writes is None else writes)
+    s, states, out = np.zeros((HEADS, D, D)), [], np.zeros((HEADS, N, D))
+    for t in range(N):
+        states.append(s)
+        s = change(t, s, states, g)
+        q, k, v = (x[y][:, t, :, None] for y in "qkv")
+        s = np.exp(g[:, t])[..., None] * s
+        s = s + beta[:, t, None, None] * k @ (v - s.mT @ k).mT
+        out[:, t] = D**-0.5 * (q.mT @ s)[:, 0]
+    return out
+
+
+def judge(x, out):
+    decay, name = x["g"], "kimi-delta-attention"
+    if decay.shape[-1] == 1:
+        decay, name = decay[..., 0], "gated-delta-rule"
+    given = {y: x[y] for y in ("q", "k", "v", "beta")}
+    return verify(**given, log_decay=decay, out=BF16(out), estimator=name, dtype="bfloat16")
+
+
+def before(t, words):
+    return f"tokens {t} to 99 read another state before token {t}: {words} "
+
+
+STATES = {
+    before(40, "it is transposed"): lambda t, s, old, g: s.mT if t == 40 else s,
+    before(80, "0"): lambda t, s, old, g: 0 * s if t == 80 else s,
+    before(50, "that before token 32"): lambda t, s, old, g: old[32] if t == 50 else s,
+    before(81, "that of head 1"): lambda t, s, old, g: s[[1, 1, 1]] if t == 81 else s,
+    before(90, "it lacks the decay of tokens 64 to 89"): lambda t, s, old, g: (
+        s * np.exp(-g[:, 64:90].sum(1))[..., None] if t == 90 else s
+    ),
+    before(90, "it decays twice at tokens 64 to 89"): lambda t, s, old, g: (
+        s * np.exp(g[:, 64:90].sum(1))[..., None] if t == 90 else s
+    ),
+    before(85, "the right state times 0.125"): lambda t, s, old, g: s / 8 if t == 85 else s,
+    before(60, "the right state times a number of each of its rows, "): lambda t, s, old, g: (
+        s * np.linspace(0.25, 4, D)[:, None] if t == 60 else s
+    ),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", STATES)
+@pytest.mark.parametrize("by_coordinate", [False, True])
+def test_states_before_a_token(words, by_coordinate):
+    x = draw(by_coordinate)
+    assert judge(x, recur(x)).verdict == "PASS"
+    (found,) = judge(x, recur(x, STATES[words])).suspects
+    assert f"agrees if {words.strip()}" in found.text
+
+
+def with_decays(x, i, change):
+    g = x["g"].copy()
+    g[:, i] = change(x["g"])[:, i]
+    return g
+
+
+DECAYS = {
+    "the decay of tokens 20 to 29 is applied twice": (20, 30, lambda g: 2 * g),
+    "the decay of tokens 40 to 63 is left out": (40, 64, lambda g: 0 * g),
+    "the decay of tokens 40 to 63 is that of the token before": (
+        40,
+        64,
+        lambda g: np.roll(g, 1, 1),
+    ),
+    "the state decays at tokens 70 to 79, where log_decay is 0: by factors of 0.81": (
+        *(70, 80),
+        lambda g: g - 0.2,
+    ),
+    "before token 33: the right state times ": (33, 34, lambda g: 0 * g - np.log(4)),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", DECAYS)
+def test_decays_of_some_tokens(words):
+    x = draw(False)
+    start, stop, change = DECAYS[words]
+    (found,) = judge(x, recur(x, decays=with_decays(x, slice(start, stop), change))).suspects
+    assert words in found.text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("by_coordinate", [False, True])
+def test_what_is_no_state_or_decay_is_not_named_so(by_coordinate):
+    x = draw(by_coordinate)
+    writes = x["beta"].copy()
+    writes[:, 20:40] *= 0.5
+    wrong = [recur(x, writes=writes), recur(x) + 0.1 * RNG.standard_normal((HEADS, N, D))]
+    for out in wrong:
+        verdict = judge(x, out)
+        assert verdict.verdict == "FAIL"
+        assert not any("state" in y.text or "decay" in y.text for y in verdict.suspects)
