@@ -10,7 +10,15 @@ from ... import registry
 from ...arrays.library import Floats
 from .cases import Case
 from .drawing import Recipe
-from .formulas import HeadArrays, has_chunks, heads_of_case, pulled, truth, value_of, with_lse
+from .formulas import (
+    HeadArrays,
+    case_pullback,
+    has_chunks,
+    heads_of_case,
+    truth,
+    value_of,
+    with_lse,
+)
 
 
 def bounds(case: Recipe | Case, values: dict[str, Floats]) -> tuple[float, dict[str, Floats]]:
@@ -41,7 +49,8 @@ def bounds(case: Recipe | Case, values: dict[str, Floats]) -> tuple[float, dict[
     conds, rows = zip(*(_bound_head(case, head) for head in heads_of_case(case)), strict=True)
     size = {"out": np.reshape(rows, (*x["q"].shape[:-1], 1))}
     if "d_out" in x:
-        size |= {name: _of_rows(name, x) for name, x in pulled(case, 50, absolute=True)[1].items()}
+        terms = case_pullback(case, 50, absolute=True)[1]
+        size |= {name: _of_rows(name, x) for name, x in terms.items()}
     if features != "trigonometric":
         size = {name: _largest_size(rows, name) for name, rows in size.items()}
     if with_lse(case):

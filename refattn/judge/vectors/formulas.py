@@ -149,12 +149,12 @@ def solve(case: Recipe | Case, dps: int) -> dict[str, Floats]:
     if record.has("pairs"):
         return {"out": formulas.kernel_estimate(**x, **case.arguments)}
     d_v, lse = x["v"].shape[-1], with_lse(case)
-    out, cotangents = pulled(case, dps)
+    out, cotangents = case_pullback(case, dps)
     lses = {"lse": out[..., d_v]} if lse else {}
     return {"out": out[..., :d_v]} | lses | cotangents
 
 
-def pulled(
+def case_pullback(
     case: Recipe | Case, dps: int, *, absolute: bool = False
 ) -> tuple[Floats, dict[str, Floats]]:
     """Return the output and its log normaliser in one, and cotangents, or their absolute terms."""

@@ -125,9 +125,9 @@ def measured(
     ways, rng, found = functions or (adapter.record.naive,), np.random.default_rng(0), []
     if recurrent and not functions:
         ways = tuple(recurrences.declared_formula(adapter, x) for x in (False, True))
-    low, high = (np.float64 if adapter["dtype"] == "float64" else np.float32), np.longdouble
+    low, high = "float64" if adapter["dtype"] == "float64" else "float32", "longdouble"
     if _are_many(adapter, arrays):
-        low, high, want = np.float32, np.float64, None
+        low, high, want = "float32", "float64", None
     eps = 2 * _NEAR if unknown else float(np.finfo(low).eps)
     # Each twice, with other last digits: one evaluation may be right by chance.
     for way in ways if want is not None else ways * 2:
