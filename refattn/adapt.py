@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import moments, theory
+from . import moments
 from .arrays import checks, matrices, qkv
 from .arrays.heads import group_heads, head_counts
 from .arrays.library import (
@@ -33,19 +33,13 @@ from .arrays.library import (
     to_host,
 )
 from .arrays.words import with_known_keywords
-from .estimators.rfa import random_feature_attention
 from .moments import Moments
 from .sampling import Gaussian
-from .theory.attention import LARGE_SAMPLE, first_order
-from .theory.elementary import quotient
 from .theory.gaussian import best_covariance, best_gauge, best_variance
 from .theory.proposal import SquaredWeights
-from .theory.second_moments import KernelAttention, sum_pairs
 
 __all__ = [
-    "Assessment",
     "Centred",
-    "assess",
     "centre",
     "expected_log_excess",
     "fit",
@@ -72,29 +66,6 @@ class Centred(NamedTuple):
     q: Array
     k: Array
     bias: Array
-
-
-class Assessment(NamedTuple):
-    """The predicted and the measured error of each head.
-
-    Attributes
-    ----------
-    predicted : numpy.ndarray, shape (...)
-        `theory.relative_error` of `theory.attention_law`.
-    achieved : numpy.ndarray, shape (...)
-        Root mean square over draws of the relative error of `random_feature_attention`.
-    ess : numpy.ndarray, shape (...)
-        Harmonic mean over queries of the predicted effective sample size.
-    """
-
-    predicted: Doubles
-    achieved: Doubles
-    ess: Doubles
-
-    @property
-    def in_regime(self) -> Any:
-        """Whether the prediction, of first order in 1/S, can be trusted: ess >= 10."""
-        return self.ess >= LARGE_SAMPLE
 
 
 @with_known_keywords
@@ -469,68 +440,6 @@ def centre(q: Array, k: Array, a: Any, b: Any, *, scale: float | None = None) ->
     row = xp.broadcast_to(factor * a, (*q.shape[:-2], 1, q.shape[-1]))
     (row, keys, _), ungroup = group_heads(row, k, k)
     return Centred(q - a, k - b, ungroup(row @ xp.matrix_transpose(keys)))
-
-
-@with_known_keywords
-def assess(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    num_features: int,
-    proposal: Gaussian | None = None,
-    draws: int = 8,
-    rng: Any = None,
-    scale: float | None = None,
-) -> Assessment:
-    """Predict the error of random-feature attention, and measure it.
-
-    Parameters
-    ----------
-    q, k, v, num_features, proposal, rng, scale
-        As in `random_feature_attention`.
-    draws : int, default 8
-        Independent sets of frequencies to average the measured error over.
-
-    Returns
-    -------
-    Assessment
-        For each head, on the host.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `random_feature_attention`, and if `draws` is not a positive integer.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from refattn import adapt
-    >>> rng = np.random.default_rng(0)
-    >>> q, k, v = rng.standard_normal((3, 50, 2)) * 0.5
-    >>> found = adapt.assess(q, k, v, num_features=4000, draws=64, rng=0)
-    >>> bool(found.in_regime), bool(abs(found.predicted - found.achieved) < 0.1 * found.predicted)
-    (True, True)
-    """
-    checks.positive_integer("draws", draws)
-    qkv.check(q, k, v)
-    rng = checks.generator(rng)
-    host = to_host(q), to_host(k), to_host(v)
-    problem = KernelAttention(*host, scale=scale)
-    exact = problem.mean
-    size = np.sum(exact**2, axis=(-2, -1))
-    squares = np.zeros_like(size)
-    for _ in range(draws):
-        approx = random_feature_attention(
-            q, k, v, num_features=num_features, proposal=proposal, rng=rng, scale=scale
-        )
-        squares += np.sum((to_host(approx) / problem.unit - exact) ** 2, axis=(-2, -1)) / draws
-    sums = sum_pairs(KernelAttention(*host, scale=scale, proposal=proposal), centred=True)
-    law = first_order(sums, num_features)
-    with np.errstate(divide="ignore"):
-        ess = 1 / np.mean(1 / law.ess, axis=-1)
-        achieved = np.sqrt(quotient(squares, size))
-    return Assessment(theory.relative_error(law, exact), achieved, ess)
 
 
 def _second_moment(q: Any, k: Any, scale: float | None) -> tuple[Doubles, Doubles]:

@@ -37,7 +37,7 @@ TABLE = {
     "certified": "engine naive numbers",
     "distributed": "attention engine estimators sampling streaming",
     "theory": "attention estimators kernels sampling",
-    "adapt": "estimators moments sampling theory",
+    "adapt": "moments sampling theory",
     "registry": "adapt attention certified estimators kernels moments naive recurrences sampling "
     "streaming",
     "compare": "adapt attention files moments registry sampling theory",

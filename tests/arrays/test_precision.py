@@ -166,7 +166,7 @@ GIVEN = {  # by annotation, or by name
     **dict.fromkeys(("paged q", "k_pages", "v_pages"), X[..., None]), "lengths": [7, 3],
 }  # fmt: skip
 ON_HOST = {  # by NumPy
-    *("assess", "expected_log_excess", "fit", "gauge", "oprf", "optimal_gaussian", "pareto_k"),
+    *("expected_log_excess", "fit", "gauge", "oprf", "optimal_gaussian", "pareto_k"),
     *("saderf", "sderf", "summary"),
 }
 ELSEWHERE = {*ON_HOST, *refattn.__all__} - {"attend", "merge"}  # attention is above

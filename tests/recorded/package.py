@@ -161,7 +161,6 @@ def rest():
         yield f"{name} excess", adapt.expected_log_excess(head_of(a), head_of(b), fitted, scale=1.0)
     yield "fit", adapt.fit(q, k, scale=0.75)
     yield "gauge", adapt.gauge(a.cov, b.cov)
-    yield "assess", adapt.assess(q, k, v, num_features=16, rng=0)
     omega = draw(6, 12, 4)
     weights = diagnostics.log_weights(q, k, omega=omega)
     yield "diagnostics", [weights, diagnostics.effective_sample_size(weights)]

@@ -99,6 +99,7 @@ class _GradientSum:
         self.rounded, self.again = np.zeros(shape), np.zeros(shape)  # by head, and sums of heads
         self.before: Any = (0.0, 0.0, 0.0)  # total, near and moved, of the heads before
         self.terms = self.heads = 0
+        self.walks = True  # whether squares of running sums are found
         self.cuts = None if unit is None else CutSum(unit, rows, columns)
 
     def add_squares(self, variances: Doubles, y: Doubles) -> None:
@@ -132,10 +133,11 @@ class _GradientSum:
         # Running sums matter only beside errors of scores; else all terms are one step.
         for at in blocks(0, len(y), RUN_STEPS if self.roundings.scores_matter else len(y)):
             last = self.total + x[:, at] @ y[at]
-            squares = np.square(x[:, at]) @ np.square(y[at])
-            lanes, steps = self.roundings.lanes, at.stop - at.start
-            walked = walk(self.total, last, squares, steps, lanes)
-            self.running += self.copies * (walked + squares)
+            if self.walks:
+                squares = np.square(x[:, at]) @ np.square(y[at])
+                lanes, steps = self.roundings.lanes, at.stop - at.start
+                walked = walk(self.total, last, squares, steps, lanes)
+                self.running += self.copies * (walked + squares)
             self.total = last
         sizes, tiny = np.abs(y), self.roundings.accumulate.tiny
         size = np.abs(x) @ sizes
@@ -332,27 +334,14 @@ def analyse_gradient(
 
 
 def gradient_covariance(
-    backs: Sequence[tuple[BackwardHead, Saved]],
-    roundings: Roundings,
-    of: str,
-    rows: slice,
-    directions: Doubles,
-    worst: bool = True,
-) -> tuple[Doubles, Doubles]:
-    r"""Find the covariances of errors of few rows along directions (columns, r): (rows, r, r).
-
-    They are in two parts. Errors of weights and products move all columns of a row, by the tokens:
-    where a variance is a sum of :math:`\sigma_{ij}^2 k_{jc}^2`, the covariance is that of
-    :math:`\sigma_{ij}^2 k_j k_j^T`. What else the variances have is each column's own.
-    """
-    law = analyse_gradient(backs, roundings, of, rows, directions, worst)
-    return split_covariance(law, directions, worst)
-
-
-def split_covariance(
     law: RowErrors, directions: Doubles, worst: bool = False
 ) -> tuple[Doubles, Doubles]:
-    """Return the covariances along directions of a law that was found with them, in two parts."""
+    r"""Return the covariances along directions (columns, r) of a law that was found with them.
+
+    They are (rows, r, r), in two parts. Errors of weights and products move all columns of a row,
+    by the tokens: where a variance is a sum of :math:`\sigma_{ij}^2 k_{jc}^2`, the covariance is
+    that of :math:`\sigma_{ij}^2 k_j k_j^T`. What else the variances have is each column's own.
+    """
     found, r = (WORST if worst else 1.0) ** 2 * np.asarray(law.shared), directions.shape[1]
     variances, together = np.split(found, [len(directions)], -1)
     return together.reshape(-1, r, r), law.own_covariance(variances, directions, worst)
@@ -384,6 +373,9 @@ def _sum_rows(
     rounded = roundings.weights if of == "dv" else roundings.d_scores
     shape = rows.stop - rows.start, columns
     sum_ = _GradientSum(*shape, roundings, scale, most, rounded, directions)
+    # They have a part in variances, or in those of sums of rows that share errors.
+    shares = of != "dq" and not (roundings.delta_of_out and backs[0][0].out is not None)
+    sum_.walks = roundings.scores_matter or shares
     has_sinks = any(back.head.sink is not None for back, _ in backs)
     names = list_directions(of, backs[0][0].head.softcap is not None, has_sinks)
     tangents = {x: np.zeros_like(sum_.total) for x in names}
@@ -584,7 +576,7 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     loose |= np.isinf(bound) | ~np.isfinite(near)
     near = np.where(loose, total + shift, near)
     std, least = (np.where(~loose & (x > 0), np.sqrt(x), math.inf) for x in (variance, worst))
-    # What `variance_along` does not have: errors in one element only.
+    # What `variance_along` does not have: errors in one element only, if sums of rows need it.
     apart = (RMS * unit * scale) ** 2 * (sum_.running + sum_.total * sum_.total) + spacing**2 / 12
     apart += scale * scale * (sum_.rounded + sum_.again)
     # What the exponentials and the constants have in common.
@@ -597,4 +589,5 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     none, steep = np.zeros(len(total)), {name: scale * x for name, x in tangents.items()}
     rows = (total, none, none, near, std, least, bound, none, none, none, spacing, slack, steep)
     shared = np.concatenate([sum_.variance, sum_.shared.reshape(len(total), -1)], -1)
-    return RowErrors(*rows, apart, scale**2 * shared, rest=rest, shift=shift)
+    law = RowErrors(*rows, shared=scale**2 * shared, rest=rest, shift=shift)
+    return law._replace(apart=apart) if sum_.walks else law

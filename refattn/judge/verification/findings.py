@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arrays.library import Doubles
+from ...arrays.words import place
 from .. import stats
 from ..rounding.problems import Index, Problem
 
@@ -236,6 +237,18 @@ def name_number(c: float, error: float, known: Mapping[str, float] = LOGARITHMS)
     """Name a factor that is known by its errors, or is near enough; "" if it is none."""
     near = max(4 * error, 1e-3 * abs(c))
     return next((x for x, y in known.items() if abs(y - c) < near and y != 1), "")
+
+
+def name_heads(problem: Problem, heads: npt.NDArray[np.int64]) -> str:
+    """Name each of some heads, or of many the first or, if they are all of those, spans of axes."""
+    names = ", ".join(place(problem.index_of(x)) for x in heads[:4])
+    axes = [np.unique(x) for x in np.unravel_index(heads, problem.lead)]
+    spans = ", ".join(map(describe_span, axes))
+    if len(heads) > 4 and math.prod(map(len, axes)) == len(heads) and "between" not in spans:
+        names = f"({spans})" if len(axes) > 1 else spans
+    elif len(heads) > 4:
+        names += f" and {len(heads) - 4} more"
+    return f"head{'s' * (len(heads) > 1)} {names}"
 
 
 def name_span(kind: str, numbers: npt.NDArray[Any]) -> str:

@@ -26,13 +26,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ...arrays.library import Doubles
-from ..rounding.backward import gradient_covariance, list_terms, split_covariance
+from ..rounding.backward import analyse_gradient, gradient_covariance, list_terms
 from ..rounding.covariance import covariance, distinct_columns, has_few_numbers
 from ..rounding.problems import Index, Problem
 from ..rounding.roundings import WORST, Roundings, RowErrors
@@ -138,10 +139,11 @@ def find_covariance(
         return along, rows.own_covariance(alone, directions, worst)
     if problem.gradient is None:
         return covariance(problem.head(index), roundings, i, rows, directions, worst)
-    if not worst and problem.gradient.along(index) is directions:  # of which the law was found
-        return split_covariance(rows, directions)
-    saved = problem.gradient.saved(index, roundings, i)
-    return gradient_covariance(saved, roundings, problem.gradient.of, i, directions, worst)
+    of, law = problem.gradient.of, rows
+    if worst or problem.gradient.along(index) is not directions:  # which a law was found with
+        saved = problem.gradient.saved(index, roundings, i)
+        law = analyse_gradient(saved, roundings, of, i, directions, worst)
+    return gradient_covariance(law, directions, worst)
 
 
 def knows_columns(problem: Problem) -> bool:
@@ -360,7 +362,8 @@ def find_smallest(
     They are medians or means of some rows of those that are tested, by the tests of rows, tiles and
     heads, each of which rejects below a level, the log of a p-value.
     """
-    found = list(_take_laws(problem, roundings))
+    alike = groupby(_take_laws(problem, roundings), lambda x: x.columns.tobytes())
+    found = [_BlockLaw.join([*x]) for _, x in alike]
     if not found:
         return {}
     alone = np.concatenate([x.rows(level - math.log(3 * rows)) for x in found])
@@ -394,9 +397,17 @@ class _BlockLaw(NamedTuple):
     columns: npt.NDArray[np.int64]
     covariances: Doubles | None
 
-    def z(self, size: float) -> Doubles:
-        """Return what tests take for z if rows are too large by a factor 1 + size."""
-        return np.asarray(subtract_rounding(size * self.law.out, self.law) / self.law.worst)
+    @classmethod
+    def join(cls, laws: Sequence[_BlockLaw]) -> _BlockLaw:
+        """Join the rows of laws that have the same columns."""
+        law, covariances = RowErrors.join([x.law for x in laws]), [x.covariances for x in laws]
+        known = [x for x in covariances if x is not None]
+        return cls(law, laws[0].columns, np.concatenate(known) if known else None)
+
+    def z(self, size: Any) -> Doubles:
+        """Return what tests take for z if rows, or each of them, are too large by 1 + size."""
+        off = np.asarray(size)[..., None] * self.law.out
+        return np.asarray(subtract_rounding(off, self.law) / self.law.worst)
 
     @property
     def variances(self) -> Doubles | None:
@@ -412,14 +423,7 @@ class _BlockLaw(NamedTuple):
         """Find the factors by which each row alone is rejected."""
         (count, d_v), r = self.law.out.shape, len(self.columns)
         peak = math.sqrt(2 * (math.log(2 * d_v) - level))
-        sizes = np.ones(count)
-        for at in range(count):
-            one = self._replace(law=self.law.take(slice(at, at + 1)))
-
-            def largest(size: float, one: _BlockLaw = one) -> float:
-                return float(np.max(np.abs(one.z(size))))
-
-            sizes[at] = _reach(largest, peak)
+        sizes: Doubles = _reach(lambda x: np.max(np.abs(self.z(x)), -1), peak, count)
         if self.covariances is None:
             return sizes
         return np.minimum(sizes, self._solve_jointly(_reach(lambda x: -log_chernoff(x, r), -level)))
@@ -459,10 +463,11 @@ def _take_laws(problem: Problem, roundings: Roundings) -> Iterator[_BlockLaw]:
             yield _BlockLaw(RowErrors(*parts), columns, some)
 
 
-def _reach(f: Callable[[float], float], least: float) -> float:
-    """Find where a function that rises with x > 0 is so large."""
-    low, high = 2.0**-60, 2.0**60
+def _reach(f: Callable[[Any], Any], least: float, rows: int | None = None) -> Any:
+    """Find where a function that rises with x > 0 is so large, or one of each row is."""
+    low, high = (np.full(() if rows is None else rows, x) for x in (2.0**-60, 2.0**60))
     for _ in range(_BISECTIONS):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if f(middle) >= least else (middle, high)
-    return high
+        middle = np.sqrt(low * high)
+        above = f(middle) >= least
+        low, high = np.where(above, low, middle), np.where(above, middle, high)
+    return float(high) if rows is None else high

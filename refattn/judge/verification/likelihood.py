@@ -55,6 +55,7 @@ ALIKE = 1.0  # of log likelihoods: nearer ones are alike, and the first is taken
 _ALIKE_STATES, _DOUBT_STATES = 0.1, 1e-9  # of rows that share states, which count for less
 _DOUBT = 0.01  # weight of 1 beside the ratio of a row: the most that one row may cost
 _UNEXPLAINED = 1 / 8  # share of rows that a profile which explains the others need not
+_UNLIKE_HEADS = 1 / 4  # likewise, of heads of which it does not explain so many rows
 _TINY = 1e-12  # mean square of z where roundings to nearest leave nothing
 _FLOOR = 1e-9  # of variances of directions, that is added to them
 _MUCH_LARGER = 2.0**16  # times, of which roundings are below the floor
@@ -188,15 +189,23 @@ class ProfileSample(NamedTuple):
     still_least: Doubles
     shares: Doubles  # of the variance of weights, that may be left: others are not rounded
     tested: Doubles  # as tests take z, of the row or its log normaliser; infinite beyond the bound
+    heads: npt.NDArray[np.int64]
 
     @property
     def explains(self) -> bool:
-        """Whether the profile may be that of nearly all rows."""
-        kept = np.argsort(self.tested)[: math.ceil(len(self.tested) * (1 - _UNEXPLAINED))]
-        units = self.units[kept]
-        if np.any(np.isinf(self.tested[kept])):
+        """Whether the profile may be that of nearly all rows, or of those of nearly all heads."""
+        if self._explains(np.ones(len(self.heads), bool)):
+            return True
+        told = [self._explains(self.heads == x) for x in np.unique(self.heads)]
+        return sum(told) >= (1 - _UNLIKE_HEADS) * len(told)
+
+    def _explains(self, rows: npt.NDArray[np.bool_]) -> bool:
+        tested, units = self.tested[rows], self.units[rows]
+        kept = np.argsort(tested)[: math.ceil(len(tested) * (1 - _UNEXPLAINED))]
+        units = units[kept]
+        if np.any(np.isinf(tested[kept])):
             return False
-        mean = np.sum(units * self.tested[kept]) / max(float(np.sum(units)), 1e-300)
+        mean = np.sum(units * tested[kept]) / max(float(np.sum(units)), 1e-300)
         return bool(log_chernoff(mean, np.sum(units)) > math.log(_CHANCE))
 
 
@@ -327,6 +336,7 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
             *still,
             shares,
             tested,
+            np.full(len(error), problem.number(index)),
         )
         return lambda: parts.append(part)
 

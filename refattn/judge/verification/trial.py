@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ...arrays.library import Doubles
 from ...arrays.words import name_element, name_row, place
@@ -34,7 +35,17 @@ from .evidence import (
     log_chernoff,
     log_quadratic,
 )
-from .findings import ONLY_IN, Find, Finding, Numbers, ProfileTrial, Suspect, WrongRow, Z
+from .findings import (
+    ONLY_IN,
+    Find,
+    Finding,
+    Numbers,
+    ProfileTrial,
+    Suspect,
+    WrongRow,
+    Z,
+    name_heads,
+)
 from .head_sums import ONE_PERCENT, HeadSums
 from .joint import bound_factor, find_wrong, knows_columns, test_rows
 from .looks import Look, choose_loud
@@ -465,20 +476,35 @@ def _test_direction(
             tried = (known if of_head else known.over(0)).add_to(tried)
         log_p = np.atleast_1d(tried.log_p)
         at = int(np.argmin(log_p))
-        value, error, statistic = (
-            float(np.atleast_1d(x)[at]) for x in (tried.value, tried.error, tried.statistic)
-        )
-        size = float(np.atleast_1d(total.g)[at])
-        where = f", {_name_head(errors.problem, at)}" if of_head else ""
+        heads, value, error, size = _pool_heads(tried, total.g, at)
+        where = f", {name_heads(errors.problem, heads)}" if of_head else ""
         yield _Outcome(
             name + (_OF_HEAD if of_head else ""),
             _correct_for_tries(float(log_p[at]), log_p.size),
-            statistic,
+            float(np.atleast_1d(tried.statistic)[at]),
             sentence(value, error) + where if error < math.inf else "cannot be estimated",
             value,
             error,
             value * value * size,
         )
+
+
+def _pool_heads(
+    tried: Estimate, sizes: Any, at: int
+) -> tuple[npt.NDArray[np.int64], float, float, float]:
+    """Put heads together in which a defect is as large as in one of them, if not in all.
+
+    Return them, with the size, its standard error and the square of the direction.
+    """
+    value, error, g = (np.atleast_1d(x) for x in (tried.value, tried.error, sizes))
+    one = np.arange(len(g)) == at
+    same = np.abs(value - value[at]) <= _SAME_SIZE * np.hypot(error, error[at])
+    alike = same & (np.abs(value) > _SAME_SIZE * error) | one
+    alike = one if alike.all() else alike
+    total = float(np.sum(g[alike]))
+    size = float(np.sum((value * g)[alike])) / total if total else float(value[at])
+    of_size = math.hypot(*(error * g)[alike]) / total if total else float(error[at])
+    return np.flatnonzero(alike), size, of_size, total
 
 
 def _test_keys(errors: HeadSums) -> Iterator[_Outcome]:

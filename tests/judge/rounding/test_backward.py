@@ -521,7 +521,8 @@ def test_the_variance_of_each_element(of, kept):
     along, every = rng.standard_normal((6, 2)), slice(0, one.shape[0])
     rest = profile.roundings("bfloat16"), of, every
     saved = one.gradient.saved((), rest[0])
-    covariances, spread = np.add(*gradient_covariance(saved, *rest, along, worst=False)), []
+    law, spread = analyse_gradient(saved, *rest, along), []
+    covariances = np.add(*gradient_covariance(law, along))
     for drawn, expected in zip((found @ along).swapaxes(0, 1), covariances, strict=True):
         spread.append(np.linalg.eigvals(np.linalg.solve(expected, np.cov(drawn.T))).real)
     assert 0.95 < np.mean(spread) < 1.05
@@ -537,13 +538,9 @@ def test_covariances_along_columns_are_variances(of, name):
     roundings, rows = PROFILES[name].roundings("bfloat16"), slice(3, 9)
     one = gradient(of, q, k=k, v=v, g=g, causal=True)
     law, saved = one.analyse((), roundings, rows), one.gradient.saved((), roundings)
-    usual, most = (
-        np.diagonal(
-            np.add(*gradient_covariance(saved, roundings, of, rows, np.eye(5), worst)),
-            axis1=1, axis2=2,
-        )
-        for worst in (False, True)
-    )  # fmt: skip
+    of_rows = saved, roundings, of, rows, np.eye(5)
+    parts = (gradient_covariance(analyse_gradient(*of_rows, x), np.eye(5), x) for x in (0, 1))
+    usual, most = (np.diagonal(np.add(*x), axis1=1, axis2=2) for x in parts)
     np.testing.assert_allclose(usual, law.std**2, rtol=1e-5)
     known = np.isfinite(most)
     assert np.mean(known) > 0.8

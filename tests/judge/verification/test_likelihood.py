@@ -73,6 +73,25 @@ def test_one_wrong_row_does_not_hide_that_another_profile_is_likelier():
     assert judged(right, profile=both, heads=heads).profile == "flash"
 
 
+@pytest.mark.long
+def test_one_wrong_head_does_not_hide_that_another_profile_is_likelier():
+    """The three others fit flash: of scores to 40, eager takes a scale that is off by 2^-7."""
+    rng = np.random.default_rng(11)
+    q, k, v = (BF16(rng.standard_normal((4, 96, 64))) for _ in range(3))
+    q, scale = BF16(10 * q), 64**-0.5
+    out, wrong = (
+        of_heads("flash", q, k, v, "bfloat16", scale=x)[0] for x in (scale, scale * 1.008)
+    )
+    given = {"q": q, "k": k, "v": v, "dtype": "bfloat16", "explain": False}
+    assert verify(**given, out=out).profile == "flash"
+    out[2] = wrong[2]
+    assert verify(**given, out=out, profile="eager").verdict == "PASS"
+    found = verify(**given, out=out)
+    assert (found.verdict, {at[0] for at, _ in found.rows}) == ("FAIL", {2})
+    out[1] = wrong[1]
+    assert ", heads 1, 2" in verify(**given, out=out, profile="flash").suspects[0].text
+
+
 def test_a_sharper_profile_that_does_not_explain_the_others_is_no_evidence():
     """Float32 with an exponential between those of math and tf32; and an lse of a fast one."""
     q, k, v = (2 * x.astype(np.float32) for x in arrays(2))

@@ -244,7 +244,7 @@ def test_no_plot_of_lse():
     arrays = attended()
     arrays["lse"][0, 1] += f32(0.05)
     report = str(verify(**arrays))
-    assert "unknown cause" in report
+    assert "lse is too large by 0.05, but only in head (0, 1)" in report
     assert "--plot" not in report
 
 

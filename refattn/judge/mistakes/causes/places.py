@@ -17,7 +17,7 @@ from ...rounding.formats import FORMATS
 from ...rounding.head import attend_rows
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
-from ...verification.findings import Numbers, Suspect, describe_span, name_span
+from ...verification.findings import Numbers, Suspect, describe_span, name_heads, name_span
 from ...verification.verdict import Verdict
 from .sampled import Rows, attend, take_rows
 from .slips import weigh_keys
@@ -120,18 +120,6 @@ def list_rows(problem: Problem, wrong: npt.NDArray[np.bool_]) -> Iterator[str]:
             yield f"{count} tiles of {size} {problem.rows}, the first: {at} of head {of}"
     elif 0 < len(rows) < wrong.shape[1]:
         yield name_span(problem.rows, rows) + _name_sequences(problem, rows)
-
-
-def name_heads(problem: Problem, heads: npt.NDArray[np.int64]) -> str:
-    """Name each of some heads, or of many the first or, if they are all of those, spans of axes."""
-    names = ", ".join(place(problem.index_of(x)) for x in heads[:4])
-    axes = [np.unique(x) for x in np.unravel_index(heads, problem.lead)]
-    spans = ", ".join(map(describe_span, axes))
-    if len(heads) > 4 and math.prod(map(len, axes)) == len(heads) and "between" not in spans:
-        names = f"({spans})" if len(axes) > 1 else spans
-    elif len(heads) > 4:
-        names += f" and {len(heads) - 4} more"
-    return f"head{'s' * (len(heads) > 1)} {names}"
 
 
 def _name_sequences(problem: Problem, rows: npt.NDArray[np.int64]) -> str:

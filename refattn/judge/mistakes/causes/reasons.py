@@ -52,7 +52,7 @@ from .places import (
     remark_zeros,
 )
 from .sampled import Alternative
-from .search import search_causes, search_columns, search_written
+from .search import leave_roundings, search_causes, search_columns, search_written
 from .states import explain_states
 from .suspects import as_suspect, say_what_is_left
 from .trials import ERRORS
@@ -187,7 +187,7 @@ def _explain_scores(
     seen += list(remark_stale(problem, numbers, sample)) if of_out and not suspects else []
     strange = list(remark_normalisers(problem, numbers))
     remarks = [*seen, *verdict.remarks, *strange, *remark_zeros(problem, numbers, sample)]
-    if of_out and not holds:
+    if of_out and not (holds or leave_roundings(fits)):
         copies = name_copies(problem, numbers, sample, by, verdict.dtype)
         if copies and (copies[0].name == _CAUSE or not suspects):
             suspects, remarks = copies, [x for x in remarks if x not in seen]
@@ -210,7 +210,7 @@ def _search_scores(
     strange_alone = _is_right_where_finite(numbers, verdict)
     where = worst.where if worst else ()
     where = (*where, 0) if where and failed == "lse" else where  # of a row, any column
-    rest = verdict.dtype, failed, where, bool(fits)
+    rest = verdict.dtype, failed, where, fits
     known = _IN_FLOAT32[1] if _IN_FLOAT32[0] in " ".join(verdict.remarks) else ""
     if failed != "lse" and worst is not None and not known:
         grid, gap = find_grid(problem, numbers)

@@ -55,7 +55,7 @@ def search_causes(
     dtype: str,
     failed: str,
     where: Index,
-    sized: bool = False,
+    fits: Sequence[Suspect] = (),
     strange_alone: bool = False,
     known: str = "",
     mistakes: Sequence[Mutant] = (),
@@ -65,11 +65,11 @@ def search_causes(
     """Return alternatives that explain an output and its log normalisers, and the sample.
 
     What `failed` is `out`, `lse` or `both`; `where` is the worst element. Coarse roundings are
-    not tried on an error that is `sized`: explained by a defect of a fitted size. Rows with NaN
-    or infinity may be the only ones that are looked at. Where the cause is `known`, only the
-    sample is taken. Rows of a user's `mistakes` are tried first. Wrong `rows` that are known
-    are those that the first profile rejects. Texts compute the problem as it was `posed`, if it
-    was another one.
+    not tried on an error that `fits` explain, defects of a fitted size; nor are lists of what is
+    fitted to rows, if one of these leaves roundings alone. Rows with NaN or infinity may be the
+    only ones that are looked at. Where the cause is `known`, only the sample is taken. Rows of a
+    user's `mistakes` are tried first. Wrong `rows` that are known are those that the first profile
+    rejects. Texts compute the problem as it was `posed`, if it was another one.
     """
     profile = next(iter(profiles.values()))
     problem = problem.read_by(profile)
@@ -104,13 +104,13 @@ def search_causes(
             holding.sort(key=lambda x: explain_normalisers(trials, x, False) is None)
         found = trials.keep_apart(holding) or [x for x in judged[:1] if x.explains_part]
         # What is fitted has many numbers, and would explain what has a plainer cause as well.
-        if not any(x.holds for x in found):
+        if not (any(x.holds for x in found) or leave_roundings(fits)):
             for listing in trials.list_fitted():
                 fitted = [trials.judge(x, profiles, dtype) for x in trials.explain_all(listing)]
                 if any(x.holds for x in fitted):
                     found = trials.keep_apart([x for x in fitted if x.holds])
                     break
-        if not (sized or any(x.holds for x in found)):
+        if not (fits or any(x.holds for x in found)):
             found = [*trials.list_rounded(profile, dtype), *found]
     suspects = []
     for one in found:
@@ -138,6 +138,11 @@ def search_causes(
         if of_sums.holds:
             whole = [suspect_alternative(of_sums.alternative.text, of_sums, trials)]
     return whole or suspects, sample
+
+
+def leave_roundings(fits: Sequence[Suspect]) -> bool:
+    """Tell whether a defect of a fitted size, whose error is given, leaves roundings alone."""
+    return any("±" in x.text for x in fits)
 
 
 def suspect_alternative(words: str, one: Explained, trials: Trials) -> Suspect:
@@ -226,7 +231,7 @@ def search_columns(
     problem: Problem,
     numbers: Numbers,
     profiles: Mapping[str, Profile],
-    rest: tuple[str, str, Index, bool],
+    rest: tuple[str, str, Index, Sequence[Suspect]],
     sample: Sample,
 ) -> list[Suspect]:
     """Search causes in the wrong columns alone, without those that are 0."""
@@ -239,9 +244,9 @@ def search_columns(
     alone = problem.replaced("v", lambda _, v: v[:, kept])
     alone = alone._replace(shape=(*problem.shape[:2], int(np.sum(kept))))
     of_kept = numbers._replace(out=lambda at: numbers.out(at)[:, kept], lse=None)
-    dtype, failed, where, sized = rest
+    dtype, failed, where, fits = rest
     where = (*where[:-1], int(np.sum(kept[: where[-1]])) % alone.shape[2]) if where else where
-    found, _ = search_causes(alone, of_kept, profiles, dtype, failed, where, sized)
+    found, _ = search_causes(alone, of_kept, profiles, dtype, failed, where, fits)
     spans = [np.flatnonzero(x) for x in (sample.columns, sample.columns & ~written)]
     some, zero = (name_span("columns", x) if len(x) else "" for x in spans)
     there = f"{ONLY_IN}{some}" * (not sample.columns.all()) + f", and {zero} are 0" * bool(zero)
@@ -252,7 +257,7 @@ def search_written(
     problem: Problem,
     numbers: Numbers,
     profiles: Mapping[str, Profile],
-    rest: tuple[str, str, Index, bool],
+    rest: tuple[str, str, Index, Sequence[Suspect]],
     sample: Sample,
 ) -> list[Suspect]:
     """Search causes in the wrong rows alone that are not 0."""
@@ -264,8 +269,8 @@ def search_written(
     written = numbers._replace(
         out=lambda at: np.where(zero[problem.number(at)][:, None], math.nan, numbers.out(at))
     )
-    dtype, failed, _, sized = rest
-    found, _ = search_causes(problem, written, profiles, dtype, failed, (), sized)
+    dtype, failed, _, fits = rest
+    found, _ = search_causes(problem, written, profiles, dtype, failed, (), fits)
     words = f", and {name_span('queries', np.flatnonzero(zero.any(0)))} are 0"
     heads = {problem.index_of(x) for x in np.flatnonzero(zero.any(1))}
     if len(heads) < len(zero):

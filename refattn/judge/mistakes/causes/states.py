@@ -16,11 +16,11 @@ from ...rounding.formats import FORMATS
 from ...rounding.problems import Index, Problem
 from ...rounding.roundings import Roundings
 from ...rounding.states import TokenArrays, give, is_delta
-from ...verification.findings import ONLY_IN, Finding, Numbers, Suspect
+from ...verification.findings import ONLY_IN, Finding, Numbers, Suspect, name_heads
 from ..operators.disturbed import list_wrong_states
 from ..operators.handed_on import CHUNK_SIZES, list_handed_on
 from ..operators.maps import HeadRule, list_heads_read
-from .places import by_row, describe_factors, name_heads
+from .places import by_row, describe_factors
 from .suspects import as_suspect
 
 _CLIPS = (4, 5, 8, 10, 15, 16, 20, 30, 32, 40, 50, 60, 64, 80, 88)  # of exponents

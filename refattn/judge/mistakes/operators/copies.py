@@ -24,6 +24,7 @@ _MATCHED, _PART = 0.9, 0.3  # shares of wrong rows that hold others: of all, and
 _ALL_BLOCKS = 0.999  # of wrong blocks
 _FIRST_BLOCKS = 32  # wrong ones that are tried before all are
 _AS_HELD, _OF_CANCELLED = 0.25, 0.1  # of the length of a block, at most, that its errors are
+_OF_ERRORS = 0.25  # of the errors of a block, at most, that is left by what it holds
 _WIDTHS = (128, 64, 32, 16, 8, 4)  # of blocks
 _DISTANCES, _SPANS = 4, 4  # distances that are told apart, and spans that are named, at most
 
@@ -117,42 +118,49 @@ def _search(
     (n, d), most = got.shape, 0.0
     whole, unit = rows[:, None] | np.zeros(d, bool), sample.unit
     held: list[tuple[Pool, Task]] = [(x, ((1, d), whole, unit)) for x in pools]
-    own = pools[0]
+    own, right = pools[0], None
     if index in own.indices:
         at = own.indices.index(index)
+        right = own.exact[at]
         alone = own._replace(indices=[index], exact=own.exact[at : at + 1])
         held.append((alone, ((n, 1), np.zeros((n, 1), bool) | sample.columns, unit)))
-    for one in (match_blocks(index, got, *x) for x in held):
+    for one in (match_blocks(index, got, *x, right) for x in held):
         most = max(most, one.share)
         yield one
-    if most >= _ALL_BLOCKS or index not in own.indices:
+    if most >= _ALL_BLOCKS or right is None:
         return
     for x in held[: len(pools)]:
-        yield match_blocks(index, got, *x, own.exact[at])
-    off = divide(differ(got, own.exact[at]), unit * row_sizes(own.exact[at]))
+        yield match_blocks(index, got, *x, right, added=True)
+    off = divide(differ(got, right), unit * row_sizes(right))
     wrong = (np.abs(off) > FAR) & rows[:, None]
     for shape in [*((1, x) for x in _WIDTHS), *((x, 1) for x in _WIDTHS)]:
         if n % shape[0] == 0 == d % shape[1] and max(shape) < (n if shape[1] == 1 else d):
-            one = match_blocks(index, got, own, (shape, wrong, unit))
+            one = match_blocks(index, got, own, (shape, wrong, unit), right)
             if one.share >= _ALL_BLOCKS:
                 yield one
                 return
 
 
 def match_blocks(
-    index: Index, got: Doubles, pool: Pool, task: Task, right: Doubles | None = None
+    index: Index,
+    got: Doubles,
+    pool: Pool,
+    task: Task,
+    right: Doubles | None = None,
+    added: bool = False,
 ) -> Copies:
     """Find the blocks that are held by those with wrong numbers: of the nearest direction.
 
-    If what is `right` is given, those that are added to it.
+    They are far nearer than what is right, if that is known, or are `added` to it.
     """
     shape, wrong, unit = task
-    held = _cut_blocks((got if right is None else got - right)[None], shape)
+    errors = _cut_blocks((got if right is None else got - right)[None], shape)
+    held = errors if added else _cut_blocks(got[None], shape)
     theirs, marked = _cut_blocks(pool.exact, shape), _cut_blocks(wrong[None], shape).any(-1)
     sizes = _cut_blocks(row_sizes(got)[None], shape)
     empty, some = (np.flatnonzero(marked & (np.any(held, -1) == x)) for x in (False, True))
     none, count = np.zeros((0, 3), int), len(some) + len(empty)
-    found = Copies(pool, shape, none, none, len(empty), 1.0, count, right is not None)
+    found = Copies(pool, shape, none, none, len(empty), 1.0, count, added)
     if not len(theirs) or not len(some) or not np.all(np.isfinite(held[some])):
         return found
     lengths = np.maximum(np.linalg.norm(theirs, axis=-1), 1e-300)
@@ -163,8 +171,8 @@ def match_blocks(
         factor = float(np.median(factors))
         z = divide(held[i] - factor * theirs[nearest], unit * sizes[i])
         of = _locate(nearest, pool.exact.shape, shape)
-        rest = np.linalg.norm(held[i] - factor * theirs[nearest], axis=-1)
-        rest /= abs(factor) * lengths[nearest]
+        left = np.linalg.norm(held[i] - factor * theirs[nearest], axis=-1)
+        rest = left / (abs(factor) * lengths[nearest])
         near = (np.max(np.abs(z), -1) < FAR) & (rest < _AS_HELD)
         if np.mean(near) > _MATCHED:  # in a few, large terms may cancel
             near |= rest < _OF_CANCELLED
@@ -174,9 +182,9 @@ def match_blocks(
     own = pool.indices.index(index) if pool.called == "head" and index in pool.indices else -1
     to[:, 0] = own
     moved = near & np.any(to != of, -1)
-    return found._replace(
-        to=to[moved], of=of[moved], factor=factor, wrong=count - sum(near & ~moved)
-    )
+    right_columns = sum(near & ~moved) if shape[0] == len(got) else 0
+    moved &= left <= _OF_ERRORS * np.linalg.norm(errors[i], axis=-1)
+    return found._replace(to=to[moved], of=of[moved], factor=factor, wrong=count - right_columns)
 
 
 def _cut_blocks(x: Any, shape: tuple[int, int]) -> Any:

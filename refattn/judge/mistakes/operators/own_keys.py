@@ -140,7 +140,7 @@ def list_few_keys(problem: Problem, wrong: Sequence[Sampled], unit: float) -> It
     columns = np.concatenate([x.reshape(-1, x.shape[-1]) for x in terms])
     error, times = np.concatenate(errors), np.zeros(0)
     keys: list[int] = []
-    before = max(float(np.mean(np.square(error))), 1e-300) if error.size else 0.0
+    before = max(float(np.mean(np.square(error))), 1e-300) if error.size else math.inf
     if not math.isfinite(before):
         return
     lengths = np.linalg.norm(columns, axis=0)
