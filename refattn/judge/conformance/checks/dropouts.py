@@ -24,6 +24,7 @@ from ..truth.allowed import (
     largest_exponent,
     of_function,
     pulled,
+    pulled_rounding,
     reference,
 )
 from .cases import covering, in_time, levels, problem_of, without_empty_rows
@@ -181,8 +182,9 @@ def gradients_of_dropout(t: CheckRun) -> None:
     for arrays, options, dropping, results in _calls(t, back=True):
         rate, d_out = dropping["dropout"], dropping["d_out"]
         factors = _find_kept(t, _weights_without(t, arrays, options), rate, results[0]) / (1 - rate)
-        want, most = pulled(t.adapter, arrays, options | {"dropout": factors, "d_out": d_out})
-        for name, x, y, allowed in zip(
-            t.adapter.returns(dropping), results, want, most, strict=True
-        ):
-            t.equal(x, y, allowed, name)
+        want = pulled(t.adapter, arrays, options | {"dropout": factors, "d_out": d_out})[0]
+        # Dropout multiplies cotangents of weights by up to 1 / (1 - p).
+        most = pulled_rounding(t.adapter, arrays, options, d_out / (1 - rate))
+        names = t.adapter.returns(dropping)
+        for name, x, y, allowed in zip(names, results, want, most, strict=True):
+            t.equal(x, y, allowed / (1 - rate if name == "out" else 1.0), name)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from .... import features, kernels, naive
+from ....arrays.blocks import sum_to
 from ....arrays.library import Floats
-from ....attention import attend
+from ....attention import attend, softmax_attention
 from ....gradients import vjp
 from ....registry.record import DECLARED
 from ..candidate.adapter import Adapter
@@ -20,7 +21,7 @@ from ..candidate.gates import with_pairs
 from ..candidate.limits import Arrays, Keywords, copies, in_place, repeated
 from ..candidate.tags import draws_something
 from . import projected, recurrences
-from .solves import condition_of_solve
+from .solves import condition_of_solve, errors_of_pullback
 
 # In error <= C eps (1 + largest exponent). Evaluations that round every operation and add in turn
 # stay below a tenth of it on sums of a few terms, as a test shows; the rest is for long sums, which
@@ -39,8 +40,7 @@ def reference(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Any,
         allowed = measured(adapter, arrays, options)
         return want, allowed if isinstance(want, tuple) else allowed[0]
     want = of_function(adapter, adapter.record.naive, arrays, options)
-    off = rounding(adapter, arrays, options, want, known=True)
-    return want, off + declared(adapter, arrays, options, want)
+    return want, allowed_error(adapter, arrays, options, want)
 
 
 def in_pairs(adapter: Adapter, arrays: Arrays, options: Keywords) -> Floats | None:
@@ -106,66 +106,44 @@ def allowed_error(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any 
 
 
 def measured(
-    adapter: Adapter,
-    arrays: Arrays,
-    options: Keywords,
-    *functions: Callable[..., Any],
-    added: float = 0.0,
-    want: Any = None,
+    adapter: Adapter, arrays: Arrays, options: Keywords, *functions: Callable[..., Any]
 ) -> tuple[float, ...]:
-    """Bound the rounding of each result by what its formula loses in the dtype.
+    """Bound the rounding of each result of a recurrence by what plain evaluations lose.
 
-    Recurrences also run in chunks. What is right is `want`, if that is known: else results with
-    more digits. Of an estimator that gives its frequencies to nobody there is what its results move
-    by at one seed. Sums have so many terms `added`, in any order, and exponents of recurrences may
-    be differences of sums of all decays: in single precision at least.
+    Token by token and in chunks: bounds by absolute terms grow as states without removal would.
+    Exponents may be differences of sums of all decays, in single precision at least.
     """
-    recurrent, contract = adapter.has("recurrent"), CONTRACT[adapter["dtype"]]
-    unknown = not functions and draws_something(adapter.record, options)
-    ways, rng, found = functions or (adapter.record.naive,), np.random.default_rng(0), []
-    if recurrent and not functions:
-        ways = tuple(recurrences.declared_formula(adapter, x) for x in (False, True))
-    low, high = "float64" if adapter["dtype"] == "float64" else "float32", "longdouble"
-    if _are_many(adapter, arrays):
-        low, high, want = "float32", "float64", None
-    eps = 2 * _NEAR if unknown else float(np.finfo(low).eps)
+    rng, dtype = np.random.default_rng(0), _plain_dtype(adapter)
+    ways = functions or tuple(recurrences.declared_formula(adapter, x) for x in (False, True))
+    found = []
     # Each twice, with other last digits: one evaluation may be right by chance.
-    for way in ways if want is not None else ways * 2:
-        at = (arrays, options) if want is not None else _near(adapter, arrays, options, rng)
-        if unknown:
-            others = _near(adapter, arrays, options, rng)
-            one, other = black_box(adapter, *at), black_box(adapter, *others)
-        else:
-            one = of_function(adapter, way, *at, low)
-            other = of_function(adapter, way, *at, high) if want is None else want
-        both = zip(one, other, strict=True) if isinstance(one, tuple) else ((one, other),)
-        found.append([(_size(x - y) / eps, _size(y)) for x, y in both])
+    for way in ways * 2:
+        near = _near(adapter, arrays, options, rng, dtype)
+        low, right = (of_function(adapter, way, *near, z) for z in (dtype, np.longdouble))
+        pairs = zip(low, right, strict=True) if isinstance(low, tuple) else ((low, right),)
+        found.append([(_size(x - y) / np.finfo(dtype).eps, _size(y)) for x, y in pairs])
+    total = terms(adapter, recurrences.sum_of_logs(adapter, arrays[1].shape[-2], options))
     lost, size = np.max(found, axis=0).T
-    exponent = 0.0 if recurrent else largest_exponent(adapter, arrays, options)
-    unit = contract * adapter.eps * (2 + exponent) + terms(adapter, added)
-    logs = recurrences.sum_of_logs(adapter, arrays[1].shape[-2], options) if recurrent else 0.0
-    allowed = unit * (lost + size) + 2 * contract * terms(adapter, logs) * size
+    allowed = 2 * CONTRACT[adapter["dtype"]] * (adapter.eps * (lost + size) + total * size)
     return tuple(allowed.tolist())
 
 
-def _are_many(adapter: Adapter, arrays: Arrays) -> bool:
-    """Say whether pairs are too many for extended precision."""
-    return arrays[0].shape[-2] * arrays[1].shape[-2] > 2**14 and not adapter.has("recurrent")
+def _plain_dtype(adapter: Adapter) -> Any:
+    return np.dtype("float64" if adapter["dtype"] == "float64" else "float32")
 
 
 def _size(x: Any) -> float:
-    """Return the largest size, infinite if there is a nan."""
-    return float(np.max(np.nan_to_num(np.abs(x), nan=math.inf), initial=0.0))
+    return float(np.max(np.abs(x), initial=0.0))
 
 
 def _near(
-    adapter: Adapter, arrays: Arrays, options: Keywords, rng: np.random.Generator
+    adapter: Adapter, arrays: Arrays, options: Keywords, rng: np.random.Generator, dtype: Any
 ) -> tuple[Arrays, Keywords]:
-    """Move arguments in the last digits of single precision, which they then have."""
+    """Move arguments in the last digits of single precision."""
 
     def moved(x: Any) -> Floats:
         y: Floats = np.asarray(x, float) * (1 + _NEAR * rng.choice([-1.0, 1.0], np.shape(x)))
-        return y.astype(np.float32).astype(float)
+        return y.astype(dtype)
 
     floats = {"omega", "centres", "log_probability", "initial_state", *adapter.record.gates}
     moved_options = {k: moved(x) if k in floats else x for k, x in options.items()}
@@ -175,9 +153,7 @@ def _near(
 _NEAR = 2.0**-20
 
 
-def rounding(
-    adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0, *, known: bool = False
-) -> float:
+def rounding(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0) -> float:
     """Return C eps (1 + largest exponent), and one for each term of the sums, of the largest value.
 
     Terms may be added one by one, in any order: numerator and normaliser are each off by at most
@@ -188,67 +164,61 @@ def rounding(
     if adapter.has("recurrent"):
         return measured(adapter, arrays, options)[0]
     added = sum(np.shape(options.get("omega", ()))[-2:-1])  # frequencies
-    solved = adapter.has("linear-solve") and not draws_something(adapter.record, options)
-    if not adapter.has("pairs"):
-        # As often as there are copies may a candidate add every key.
-        n, m = (x.shape[-2] for x in arrays[:2])
-        added += m * copies(adapter, n, m, options)
-        drawn = adapter.has("projection") and "omega" not in options
-        if drawn or not (solved or adapter.waves or adapter.has("normalised", "nonnegative")):
-            return measured(adapter, arrays, options, added=added, want=got if known else None)[0]
     unit = CONTRACT[adapter["dtype"]] * adapter.eps
     unit *= 1 + largest_exponent(adapter, arrays, options)
     if adapter.has("pairs"):
         size = _estimate_size(adapter, arrays, options, got)
         return (unit + terms(adapter, added)) * size + _UNDERFLOWS.get(str(adapter["dtype"]), 0.0)
-    unit += terms(adapter, added)
+    n, m = (x.shape[-2] for x in arrays[:2])
+    # As often as there are copies may a candidate add every key.
+    unit += terms(adapter, added + m * copies(adapter, n, m, options))
     condition, size = 1.0, _norm(arrays[2])
     if adapter.waves:
         q, k = (adapter.root(x.shape[-1]) * np.asarray(x, float) for x in arrays[:2])
         condition = _cancellation(adapter, q, k, options)
         size += _norm(got)
-    elif solved:
+    elif adapter.has("linear-solve") and not draws_something(adapter.record, options):
         condition = _condition_of_weights(adapter, arrays, options)
         if condition * unit > 1:  # which says nothing of the result
             return math.inf
+    elif not adapter.has("normalised", "nonnegative") or (
+        adapter.has("projection") and "omega" not in options
+    ):
+        condition = max(1.0, _measure_condition(adapter, arrays, options))
     return condition * unit * size
 
 
 def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays, tuple[float, ...]]:
     """Return output and cotangents of q, k, v in extended precision, and errors allowed.
 
-    Of many pairs in float64, which takes far less time and has an error of its own.
+    Of many pairs in float64, which takes far less time and has an error of its own. With a
+    cotangent of lse its size counts as one of the output.
     """
-    many = _are_many(adapter, arrays)
-    way, usual = _pullback(adapter, options)
-    want = of_function(adapter, way, arrays, usual, np.float64 if many else np.longdouble)
-    times = 2.0 if many or adapter.has("recurrent") else 1.0
-    allowed = pulled_rounding(adapter, arrays, options, want)
-    return want, tuple(times * x + adapter.least for x in allowed)
-
-
-_MAPS = {"elu": features.elu_features, "relu": features.relu_features}
-
-
-def _pullback(adapter: Adapter, options: Keywords) -> tuple[Callable[..., Arrays], Keywords]:
-    """Return what evaluates the output and all cotangents, and the options that it takes."""
+    recurrent = adapter.has("recurrent")
+    many = arrays[0].shape[-2] * arrays[1].shape[-2] > _MANY_PAIRS and not recurrent
+    dtype, times = (np.float64, 2.0) if many else (np.longdouble, 1.0)
     apart = ("d_out", "d_lse", "return_lse", "autograd")
     usual = {k: x for k, x in options.items() if k not in apart}
+    d_out, size = np.asarray(options["d_out"], dtype), np.abs(options["d_out"])
+    fn: Any = adapter.record.differentiable
+    cotangent: Any = d_out
+    if "d_lse" in options:
+        d_lse: Floats = np.asarray(options["d_lse"], dtype)
+        if adapter["lse_base"] == "2":
+            d_lse = d_lse / np.log(dtype(2))
+        # Only `attend` returns lse, and so takes its cotangent.
+        fn, cotangent = attend, (d_out, d_lse)
+        size = size + np.abs(d_lse)[..., None]
+        # Bounds are relative to values, lse is not: small values leave it its own size.
+        times *= 1 + 1 / max(1e-3, _norm(arrays[2]))
 
     def evaluate(*wide: Floats, **named: Any) -> Arrays:
-        fn, dtype = adapter.record.differentiable, wide[0].dtype
-        d_out = np.asarray(options["d_out"], dtype)
-        cotangent: Any = (d_out, None) if adapter.has("recurrent") else d_out
-        if "d_lse" in options:
-            d_lse = np.asarray(options["d_lse"], dtype)
-            d_lse = d_lse / np.log(dtype.type(2)) if adapter["lse_base"] == "2" else d_lse
-            # Only `attend` returns lse, and so takes its cotangent.
-            fn, cotangent = attend, (d_out, d_lse)
         if "feature_map" in named:
             named["feature_map"] = _MAPS[adapter["feature_map"]]
         try:
             out, pullback = vjp(fn, *wide, **named)
-            cotangents = pullback(cotangent)
+            narrow = np.asarray(d_out, wide[0].dtype)
+            cotangents = pullback((narrow, None) if recurrent else cotangent)
         except Exception as error:
             words = f"{type(error).__name__}: {error}"
             name = adapter.record.name
@@ -260,51 +230,111 @@ def _pullback(adapter: Adapter, options: Keywords) -> tuple[Callable[..., Arrays
             *(np.concatenate(x, -1) if isinstance(x, tuple) else x for x in gates),
         )
 
-    return evaluate, usual
+    want = of_function(adapter, evaluate, arrays, usual, dtype)
+    if recurrent:
+        times, allowed = 2.0, measured(adapter, arrays, usual, evaluate)
+    elif adapter.has("linear-solve"):
+        allowed = _solved_rounding(adapter, arrays, usual, size)
+    else:
+        allowed = pulled_rounding(adapter, arrays, usual, size)
+    return want, tuple(times * x + adapter.least for x in allowed)
+
+
+_MANY_PAIRS = 2**14  # pairs
+_MAPS = {"elu": features.elu_features, "relu": features.relu_features}
 
 
 def pulled_rounding(
-    adapter: Adapter, arrays: Arrays, options: Keywords, want: Any = None
+    adapter: Adapter, arrays: Arrays, options: Keywords, d_out: Floats
 ) -> tuple[float, ...]:
-    """Bound the rounding of the output and of all cotangents, and what a declared epsilon does.
+    r"""Bound the rounding of each result by its largest sum of absolute terms.
 
-    Sums over queries and keys may be running ones. Weights by frequencies that are not known are at
-    most 1, or have as large terms as cancel.
+    With the weights p of pairs, a cotangent of v is a sum of p g over queries, and one of q or k of
+    p (g . v_j - g . out_i) times how a pair's log weight moves. Sums over queries and keys may be
+    running ones. Where weights have signs their sizes count, once more for the normaliser; those of
+    frequencies that are not known are at most 1, for weights without.
     """
     q, k, v = (np.asarray(x, float) for x in arrays)
+    n, m, g = q.shape[-2], k.shape[-2], np.abs(d_out)
+    root = adapter.root(q.shape[-1])
+    by_q, by_k = log_slopes(adapter, arrays, options)
+    weights: Floats
+    # The sizes of terms, whatever their signs: rounding is of each.
+    terms_of = g @ np.swapaxes(np.abs(repeated(v, q)), -1, -2)  # of g . v
+    if draws_something(adapter.record, options):  # by frequencies that are not known
+        row = _cancellation(adapter, root * q, root * k, options) if adapter.waves else 1.0
+        pairs = np.full(terms_of.shape, 2 * row * row * _largest_of(terms_of))
+        weights = np.full(terms_of.shape, row)
+        by_row = pairs[..., :1]
+    else:
+        weights = _sizes_of_weights(adapter, arrays, options)
+        row = max(1.0, _largest_of(np.sum(weights, -1)))
+        delta = np.sum(weights * terms_of, -1, keepdims=True)
+        by_row = pairs = row * weights * (terms_of + delta)
+        if not (adapter.has("normalised") or adapter.waves):  # it has the exact normaliser
+            named = {name: x for name, x in options.items() if name != "omega"}
+            shares = of_function(adapter, _attend_exactly, (q, k, _unit_rows(k)), named, np.float64)
+            by_row = pairs = pairs + shares * delta
+    # Gradients of a shared key head are sums over its query heads.
+    shared = k.ndim > 2 and weights.ndim > 2
+    group = max(1, weights.shape[-3] // k.shape[-3]) if shared else 1
+    unit = CONTRACT[adapter["dtype"]] * adapter.eps
+    unit *= 1 + largest_exponent(adapter, arrays, options)
+    unit += terms(adapter, n * group + m)
     if adapter.has("projection") and projected.near_kinks(adapter, arrays, options):
         return (math.inf,) * 4  # slopes of either side are right
-    m, (evaluate, usual) = k.shape[-2], _pullback(adapter, options)
-    # Gradients of a shared key head are sums over its query heads.
-    queries = max(1, q.size // q.shape[-1] * m // max(1, k.size // k.shape[-1]))
-    unknown, most = draws_something(adapter.record, usual), declared(adapter, arrays, usual)
-    allowed: tuple[float, ...] = ()
-    if not unknown:
-        allowed = measured(adapter, arrays, usual, evaluate, added=queries + m, want=want)
-        if adapter.has("linear-solve"):
-            # Other ways to solve lose more in cotangents too, as they may in the output.
-            more = max(1.0, rounding(adapter, arrays, usual) / allowed[0])
-            allowed = tuple(more * x for x in allowed)
-        if not most:
-            return allowed
-    # The sizes of terms, whatever their signs, of g . v.
-    g, slopes = np.abs(np.asarray(options["d_out"], float)), log_slopes(adapter, arrays, usual)
-    products = float(np.max(g @ np.swapaxes(np.abs(repeated(v, q)), -1, -2), initial=0.0))
-    largest = float(np.max(g, initial=0.0))
-    sizes = (2 * slopes[0] * products, 2 * queries * slopes[1] * products, queries * largest)
-    if unknown:
-        unit = CONTRACT[adapter["dtype"]] * adapter.eps
-        unit *= 1 + largest_exponent(adapter, arrays, usual)
-        unit += terms(adapter, queries + m)
-        if adapter.waves:
-            q, k = (adapter.root(q.shape[-1]) * x for x in (q, k))
-            unit *= _cancellation(adapter, q, k, usual) ** 2
-        allowed = tuple(unit * x for x in (2 * _norm(v), *sizes))
-    # A declared epsilon may add its share to any weight, twice, in numerators and in the
+    sizes = (
+        row * (_norm(v) + _largest_of(weights @ np.abs(repeated(v, q)))),
+        by_q * _largest_of(np.sum(by_row, -1)),
+        by_k * _largest_of(np.sum(pairs, -2)) * group,
+        row * _largest_of(np.swapaxes(weights, -1, -2) @ g) * group,
+    )
+    # What the declared epsilon may do: add its share to any weight, twice, in numerators and in the
     # normaliser, and as much again to the derivatives of both.
-    share = 2 * most / _norm(v) if most else 0.0
-    hidden = (most, *(share * x for x in sizes))
-    return tuple(x + y for x, y in zip(allowed, hidden, strict=False)) + allowed[4:]
+    most, queries = declared(adapter, arrays, options), n * group
+    share, products = 2 * most / _norm(v) if most else 0.0, _largest_of(terms_of)
+    hidden = (
+        most,
+        *(
+            share * x
+            for x in (2 * by_q * products, 2 * queries * by_k * products, queries * _largest_of(g))
+        ),
+    )
+    allowed = [unit * x + y for x, y in zip(sizes, hidden, strict=True)]
+    # Of scores; a sink has what is left of the weight, at most all.
+    of_options = {"bias": pairs, "sinks": np.sum(weights * terms_of, -1, keepdims=True)}
+    for name in adapter.pulled(options):
+        shape = np.shape(options[name]) + (1, 1) * (name == "sinks")
+        total = sum_to(of_options[name], shape)
+        added = of_options[name].size // max(1, total.size)
+        allowed.append((unit + terms(adapter, added)) * _largest_of(total))
+    return tuple(allowed)
+
+
+def _sizes_of_weights(adapter: Adapter, arrays: Arrays, options: Keywords) -> Floats:
+    """Return sizes of the weights of keys, (..., n, m), at the frequencies that are given."""
+    if adapter.waves:
+        q, k = (adapter.root(x.shape[-1]) * np.asarray(x, float) for x in arrays[:2])
+        return _sizes_of_waves(adapter, q, k, options)
+    fn: Any = adapter.record.differentiable
+    weights: Floats = of_function(
+        adapter, fn, (*arrays[:2], _unit_rows(arrays[1])), options, np.float64
+    )
+    return np.abs(weights)
+
+
+def _attend_exactly(q: Floats, k: Floats, v: Floats, *, features: str = "", **options: Any) -> Any:
+    return softmax_attention(q, k, v, **options)
+
+
+def _unit_rows(k: Floats) -> Floats:
+    """Return values that pick the weights of keys."""
+    m = k.shape[-2]
+    return np.broadcast_to(np.eye(m), (*k.shape[:-2], m, m))
+
+
+def _largest_of(x: Floats) -> float:
+    return float(np.max(x, initial=0.0))
 
 
 def log_slopes(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[float, float]:
@@ -389,12 +419,60 @@ def _longest_frequency(adapter: Adapter, arrays: Arrays, options: Keywords) -> f
     return math.sqrt(d) + 5 + adapter.root(d) * about  # they may lie about q + k
 
 
+def _measure_condition(adapter: Adapter, arrays: Arrays, options: Keywords) -> float:
+    """Measure how many eps of the largest value an honest evaluation may lose.
+
+    A mean with positive weights loses a few, but for the exponents and where features are tiny. Of
+    other estimators the formula is evaluated in two precisions; one that gives its frequencies to
+    nobody, at one seed, is evaluated at arguments that differ in the last digits of single
+    precision.
+    """
+    rng, unknown = np.random.default_rng(0), draws_something(adapter.record, options)
+    dtype = _plain_dtype(adapter)
+
+    def apart() -> Floats:
+        held = np.float64 if unknown else dtype
+        x, moved_options = _near(adapter, arrays, options, rng, held)
+        if unknown:
+            other = _near(adapter, arrays, options, rng, held)
+            difference = black_box(adapter, x, moved_options) - black_box(adapter, *other)
+            return difference / (2 * _NEAR)
+        low, right = (
+            of_function(adapter, adapter.record.naive, x, moved_options, z)
+            for z in (dtype, np.longdouble)
+        )
+        lost: Floats = np.asarray(low - right) / np.finfo(dtype).eps
+        return lost
+
+    most = max(float(np.max(np.abs(apart()), initial=0.0)) for _ in range(4))
+    return most / max(_norm(arrays[2]), 1e-300)
+
+
 def _condition_of_weights(adapter: Adapter, arrays: Arrays, options: Keywords) -> float:
-    """Return the condition of weights that are solved for, in kernel coordinates."""
+    """Return the condition of weights that are solved for, at indices that are given."""
+    return condition_of_solve(*_for_solve(adapter, arrays), options["indices"])
+
+
+def _solved_rounding(
+    adapter: Adapter, arrays: Arrays, options: Keywords, size: Floats
+) -> tuple[float, ...]:
+    """Bound the rounding of a coreset's result and of its cotangents, at indices that are given."""
+    q, k, v = _for_solve(adapter, arrays)
+    found, root = errors_of_pullback(q, k, v, options["indices"], size), adapter.root(q.shape[-1])
+    unit = CONTRACT[adapter["dtype"]] * adapter.eps
+    unit *= 1 + largest_exponent(adapter, arrays, options)
+    group = q.size // q.shape[-2] // max(1, np.size(arrays[1]) // k.shape[-2])
+    out, dq, dk, dv = (unit * x for x in found)
+    if not out <= _norm(v):  # which says nothing of the result
+        return (math.inf,) * 4
+    return out, root * dq, root * group * dk, group * dv
+
+
+def _for_solve(adapter: Adapter, arrays: Arrays) -> tuple[Floats, Floats, Floats]:
+    """Return queries and keys in kernel coordinates and values, of as many heads."""
     q, k, v = (np.asarray(x, float) for x in arrays)
     root = adapter.root(q.shape[-1])
-    q, k = root * q, repeated(root * k, q)
-    return condition_of_solve(q, k, repeated(v, q), options["indices"])
+    return root * q, repeated(root * k, q), repeated(v, q)
 
 
 def black_box(adapter: Adapter, arrays: Arrays, options: Keywords) -> Floats:

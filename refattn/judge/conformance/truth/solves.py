@@ -44,13 +44,62 @@ def condition_of_solve(q: Floats, k: Floats, v: Floats, indices: Any) -> float:
     return float(np.max(np.where(np.isnan(error), np.inf, error), initial=1.0 * longest)) / longest
 
 
+def errors_of_pullback(q: Floats, k: Floats, v: Floats, indices: Any, size: Floats) -> list[float]:
+    r"""Return errors of a coreset's result, and of cotangents of q, k and v, over those of kernels.
+
+    With v' = [v, 1], X = A^-1 B v' and the cotangent G of [N, D], of which `size` has the sizes of
+    what it is made of, cotangents of log r, log B and log A, entry by entry, are
+
+    .. math::
+        r_{is} \, G_i \cdot X_s, \qquad B_{sj} \, Y_s \cdot v'_j, \qquad
+        -A_{st} \, Y_s \cdot X_t, \qquad Y = A^{-T} r^T G
+
+    of which q and k take their products with keys and queries, and v takes B^T Y. X is off by what
+    `condition_of_solve` says, and Y likewise, by the errors of r and G in place of those of B and
+    v. Each factor is taken at its size with one of the others at its error. Of a centred key the
+    mean is subtracted, with at most as large a cotangent.
+    """
+    solve = _pose_solve(q, k, indices)
+    if solve is None:
+        return [math.inf] * 4
+    one = np.ones_like(v[..., :1])
+    values, inverse = np.concatenate([v, one], -1), np.abs(solve.inverse)
+    x = solve.inverse @ (solve.near @ values)
+    x_off = inverse @ (solve.near @ np.abs(values) + solve.off @ np.abs(x))
+    sums, moved = solve.shares @ x, solve.shares @ (np.abs(x) + x_off)
+    with np.errstate(all="ignore"):
+        norm, norm_off = np.abs(sums[..., -1:]), moved[..., -1:] / np.abs(sums[..., -1:])
+        out = np.abs(sums[..., :-1]) / norm
+        out_off = moved[..., :-1] / norm + out * norm_off
+        g = np.concatenate([size, np.sum(size * out, -1, keepdims=True)], -1) / norm
+        g_off = np.concatenate([0 * size, np.sum(size * out_off, -1, keepdims=True)], -1) / norm
+        g_off = g_off + g * norm_off
+        y = inverse @ (solve.shares.mT @ g)
+        y_off = inverse @ (solve.shares.mT @ (g + g_off) + solve.off @ y)
+    x, values = np.abs(x), np.abs(values)
+    of_r = solve.shares * ((g + g_off) @ x.mT + g @ x_off.mT)
+    of_b = solve.near * ((y + y_off) @ values.mT)
+    of_a = solve.own * ((y + y_off) @ x.mT + y @ x_off.mT)
+    long_q, long_k, long = (np.sqrt(np.sum(z * z, -1)) for z in (q, solve.k, solve.chosen))
+    pairs = of_b * (long[..., None] + 2 * long_k[..., None, :])
+    both = (of_a + of_a.mT) * (long[..., None] + long[..., None, :])
+    of_s = np.sum(of_r * (long_q[..., None] + long[..., None, :]), -2) + np.sum(pairs, -1)
+    dk = 2 * (np.max(of_s + np.sum(both, -1)) + np.max(np.sum(pairs, -2)))
+    dv = solve.near.mT @ (y + y_off)[..., :-1]
+    found = (out_off, np.sum(of_r * long[..., None, :], -1), dk, dv)
+    return [float(np.max(np.where(np.isnan(z), math.inf, z), initial=0.0)) for z in found]
+
+
 class _Solve(NamedTuple):
-    """Matrices r, B and A^-1, and what A is off by over delta."""
+    """Matrices r, B, A, A^-1, and what A is off by over delta, M; keys, centred, and those of J."""
 
     shares: Floats
     near: Floats
+    own: Floats
     inverse: Floats
     off: Floats
+    k: Floats
+    chosen: Floats
 
 
 def _sum_over_chosen(solve: _Solve, values: Floats) -> tuple[Floats, Floats]:
@@ -84,4 +133,4 @@ def _pose_solve(q: Floats, k: Floats, indices: Any) -> _Solve | None:
     # e^spread is rho, max a / min a.
     spread = np.max(half_chosen, -1, keepdims=True) - np.min(half_chosen, -1, keepdims=True)
     off = gram + gram.shape[-1] * np.exp(spread) * (lower @ np.swapaxes(lower, -1, -2))
-    return _Solve(shares, near, inverse, off)
+    return _Solve(shares, near, gram, inverse, off, k, chosen)

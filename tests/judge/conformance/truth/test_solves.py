@@ -7,7 +7,7 @@ import pytest
 
 from refattn.judge.conformance.checks.trials import CheckRun
 from refattn.judge.conformance.truth.allowed import reference
-from refattn.judge.conformance.truth.solves import condition_of_solve
+from refattn.judge.conformance.truth.solves import condition_of_solve, errors_of_pullback
 from tests.judge.conformance.candidates import of
 
 
@@ -81,3 +81,44 @@ def test_condition_of_a_solve():
     assert conditions[0] < conditions[1] < conditions[2]
     k[0] = k[5]
     assert condition_of_solve(q, k, v, at) > 1e14
+
+
+def cotangents(forth, back, arrays, at, g):
+    """Result and cotangents of a coreset, of kernels h_JJ, h_JK and e^(q . k) forth and back."""
+    (own, near, shares), (own_back, near_back, shares_back) = forth, back
+    q, k, v = arrays
+    values = np.concatenate([v, np.ones_like(v[:, :1])], -1)
+    x = np.linalg.solve(own, near @ values)
+    sums = shares @ x
+    out = sums[:, :-1] / sums[:, -1:]
+    g = np.concatenate([g, -np.sum(g * out, -1, keepdims=True)], -1) / sums[:, -1:]
+    y = np.linalg.solve(own_back, shares_back.T @ g)
+    of_shares, of_near = shares_back * (g @ x.T), near_back * (y @ values.T)
+    of_own = -own_back * (y @ x.T)
+    dk = of_near.T @ k[at]
+    dk[at] += of_shares.T @ q + of_near @ k + (of_own + of_own.T) @ k[at]
+    return out, of_shares @ k[at], dk - np.mean(dk, 0), (near_back.T @ y)[:, :-1]
+
+
+@pytest.mark.parametrize("near", [1.0, 1e-2])
+def test_errors_of_a_pullback_of_a_solve(near):
+    """What perturbed kernels do is below them, and not far below unless two keys are near."""
+    rng = np.random.default_rng(1)
+    q, k, v, g = (rng.standard_normal((n, 3)) for n in (4, 9, 9, 4))
+    at, delta, worst = np.array([5, 0, 7]), 1e-9, np.zeros(4)
+    k[0] = k[5] + near
+    k = k - np.mean(k, 0)
+    kernels = [np.exp(x @ y.T) for x, y in ((k[at], k[at]), (k[at], k), (q, k[at]))]
+    exact = cotangents(kernels, kernels, (q, k, v), at, g)
+    most = errors_of_pullback(q, k, v, at, np.abs(g))
+    for _ in range(100):
+        moved = (
+            [x * (1 + delta * rng.choice([-1.0, 1.0], x.shape)) for x in kernels] for _ in range(2)
+        )
+        found = cotangents(*moved, (q, k, v), at, g)
+        off = [np.max(np.abs(x - y)) / delta for x, y in zip(found, exact, strict=True)]
+        worst = np.maximum(worst, np.divide(off, most))
+    assert np.all(worst < 1)
+    assert near < 1 or np.all(worst > 1e-4)
+    k[0] = k[5]
+    assert np.min(errors_of_pullback(q, k, v, at, np.abs(g))) > 1e10
