@@ -259,7 +259,7 @@ def pulled_rounding(
     running ones. Where weights have signs their sizes count, once more for the normaliser; those of
     frequencies that are not known are at most 1, for weights without.
 
-    What the function itself loses in the dtype is no bound: where a weight is 1 it may lose nothing,
+    What the function itself loses in the dtype is no bound: where a weight is 1 it may lose 0,
     and other right pullbacks an eps of g . v.
     """
     q, k, v = (np.asarray(x, float) for x in arrays)
