@@ -23,6 +23,7 @@ from ...verification.findings import ONLY_IN, Part, Suspect
 from ..defects.catalogue import Mutant
 from ..operators.backward_places import (
     list_limited,
+    list_moved_terms,
     list_of_tiles,
     list_regrouped,
     list_weighed,
@@ -540,6 +541,7 @@ _LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
     list_limited,
     list_of_tiles,
     _list_added_rows,
+    list_moved_terms,
     _list_solved,
     _list_known,
 )

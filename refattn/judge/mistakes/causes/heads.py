@@ -215,8 +215,8 @@ def list_other_queries(problem: Problem, sample: Sample) -> Iterator[Alternative
     heads = sorted(np.ndindex(problem.lead), key=lambda x: x[::-1])  # members one after another
     if not problem.lead or len(heads) * n * m > _COMPARED_PAIRS:
         return
-    every = np.concatenate([problem.read(x)["q"] for x in heads])
-    first: dict[Index, int] = {}  # place of the query in row 0, among all of them
+    every = np.concatenate([problem.read(x)["q"] for x in heads] + [0 * problem.first["q"][:1]])
+    first: dict[Index, int] = {}  # place of the query in row 0, among all of them; zeros are last
     for x in (x.take(np.flatnonzero(x.wrong)[:_ROWS]) for x in sample.heads if x.wrong.any()):
         head = Alternative("", problem).head(x.rows)
         places = set()
@@ -224,7 +224,8 @@ def list_other_queries(problem: Problem, sample: Sample) -> Iterator[Alternative
             bias, mask = (y if y is None else y[row] for y in (head.bias, head.mask))
             of_row = [y if y is None else np.broadcast_to(y, (len(every), m)) for y in (bias, mask)]
             out = attend(head._replace(q=every, bias=of_row[0], mask=of_row[1])).out
-            places.add(int(np.argmin(np.sum(np.square(out - got), -1))) - i)
+            nearest = int(np.argmin(np.sum(np.square(out - got), -1)))
+            places.add(nearest - i * (nearest < len(heads) * n))
         # One start must explain all the rows of a head.
         if len(places) > 1:
             return
@@ -232,7 +233,9 @@ def list_other_queries(problem: Problem, sample: Sample) -> Iterator[Alternative
     words = []
     for at, start in first.items():
         source, by = divmod(max(start, 0), n)
-        words.append(f"head {place(at)} from query {by} of head {place(heads[source])} on")
+        elsewhere = source < len(heads)
+        where = f"from query {by} of head {place(heads[source])} on" if elsewhere else "has zeros"
+        words.append(f"head {place(at)} {where}")
 
     def change(at: Index, q: Any) -> Any:
         start = first.get(at, heads.index(at) * n)

@@ -14,7 +14,7 @@ from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...verification.findings import ONLY_IN, Numbers, Suspect
 from ..operators.maps import list_heads_read
-from ..operators.strides import PADDED_TO
+from ..operators.strides import PADDED_TO, list_swaps
 from .alternatives import list_alternatives
 from .places import list_places
 from .sampled import Alternative, Result, Rows, answer_places, read_heads
@@ -126,11 +126,11 @@ def list_exchanged_normalisers(
 
 
 def list_moved_normalisers(
-    problem: Problem, swapped: Callable[[Rows], Result]
+    problem: Problem,
 ) -> Iterator[tuple[str, Callable[[Rows], Result]]]:
     """List results that are written to other places, or are those of other kernels."""
-    if len(problem.lead) and problem.lead[-1] > 1:
-        yield "transposed (heads and queries swapped)", swapped
+    for words, swapped in list_swaps(problem):
+        yield f"transposed, with the strides of {words}", swapped
     n, keys, _ = problem.shape
     for size in PADDED_TO if math.prod(problem.lead) > 1 else ():
         if apart := -n % size:

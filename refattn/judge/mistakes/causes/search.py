@@ -183,7 +183,7 @@ def explain_normalisers(trials: Trials, one: Explained, others: bool = True) -> 
     named = (Normalisers(f"lse is {x}", change=change) for x, change in NORMALISERS.items())
     moved = (
         Normalisers(f"lse is {words}", other)
-        for words, other in list_moved_normalisers(trials.problem, trials.swapped)
+        for words, other in list_moved_normalisers(trials.problem)
     )
     right = Normalisers("lse is right", Alternative("", trials.problem).result)
     of_lse = [(x.lse, y.lse) for x, y in zip(heads, results, strict=True) if x.lse is not None]
@@ -249,6 +249,10 @@ def search_columns(
     if kept.all() or not kept.any() or few:
         return []
     alone = problem.replaced("v", lambda _, v: v[:, kept])
+    if "v_scale" in problem.first:
+        alone = alone.replaced(
+            "v_scale", lambda _, x: np.broadcast_to(x, x.shape[:1] + kept.shape)[:, kept]
+        )
     alone = alone._replace(shape=(*problem.shape[:2], int(np.sum(kept))))
     of_kept = numbers._replace(out=lambda at: numbers.out(at)[:, kept], lse=None)
     dtype, failed, where, fits = rest

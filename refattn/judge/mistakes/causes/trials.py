@@ -41,6 +41,7 @@ from ..operators.own_keys import list_few_keys, list_own_keys
 from ..operators.pages import list_blocks_of_cache
 from ..operators.seen_keys import list_seen_keys
 from ..operators.spans import list_spans
+from ..operators.strides import list_addresses, list_swaps
 from ..operators.tiles import (
     list_crossed_parts,
     list_interleaved,
@@ -54,7 +55,7 @@ from .fills import STARTS, list_filled, list_fills, rate_fill
 from .fitted import list_counted, list_wrong_tiles, sum_by_tiles
 from .heads import describe_numbers, list_exchanged, list_of_heads, list_other_places
 from .normalisers import follow_normalisers
-from .sampled import Alternative, Place, Result, Rows, Seen, answer_places, attend
+from .sampled import Alternative, Place, Result, Rows, Seen, attend
 from .sequences import list_hidden, list_padded
 from .slips import list_slips
 from .wrong_rows import (
@@ -171,7 +172,7 @@ class Trials:
         self.posed, self.of_features = posed or problem, posed is not None
         self.mistakes = mistakes if self.posed.kind in ("scores", "map") else ()
         self.problem, self.sample, self.about = problem, sample, (problem, numbers, profile)
-        self.zero, self.swapped = are_zero(sample), partial(answer_places, problem, self._swap)
+        self.zero = are_zero(sample)
         given = Alternative("", problem)
         self.given = [given.result(x.rows) for x in sample.heads]
         self.sizes = [sample.unit * row_sizes(x.out) for x in self.given]
@@ -265,9 +266,9 @@ class Trials:
         """List what explains enough, of all alternatives."""
         alternatives = [*list_edited(self.posed, self.mistakes, of_user=True)]
         alternatives += chain(*(self.guard(x(self.problem)) for x in _PLAIN_LISTS))
-        if len(self.problem.lead) and self.problem.lead[-1] > 1:
-            text = "heads and queries of the output are swapped (transposed)"
-            alternatives.append(Alternative(text, self.problem, answer=self.swapped))
+        for words, swapped in list_swaps(self.problem):
+            text = f"heads and queries of the output are swapped, with the strides of {words}"
+            alternatives.append(Alternative(text, self.problem, answer=swapped))
         yield from self.explain_all(alternatives)
         families = [*list_families(self.problem)]
         if not self.sample.told or np.sum(self.sample.wrong) >= _ROWS_OF_POWER:
@@ -313,6 +314,7 @@ class Trials:
         lists += [list_reads(*x) for x in first]
         lists.append(list_counted(problem, every, columns, length))
         lists.append(list_other_places(problem, self.sample))
+        lists.append(list_addresses(problem, every, unit))
         lists.append(self.take_nearest(list_wrong_tiles(problem)))
         if length:
             lists += [list_reaches(problem, x, self.rate, self.mark_wrong) for x in self.first]
@@ -367,12 +369,6 @@ class Trials:
 
         text = f"sums of weights are {factors} times what they should be, in out and in lse"
         return Alternative(text, self.problem, answer=answer)
-
-    def _swap(self, place: int) -> tuple[int, int]:
-        """Find the head and the query of a place if heads are written after queries."""
-        n, heads = self.problem.shape[0], self.problem.lead[-1]
-        member, inside = divmod(place, n * heads)
-        return member * heads + inside % heads, inside // heads
 
     def explain_heads(self) -> Iterator[Explained]:
         """List what explains the heads by others, or by a number for each."""

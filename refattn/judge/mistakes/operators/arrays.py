@@ -25,6 +25,7 @@ from ..causes.sampled import (
 from ..causes.slips import TILE_SIZES, attend_by, score_all
 from ..causes.wrong_rows import Sampled, differ, divide
 from .maps import Map, Places, list_maps, write_shift
+from .strides import PADDED_TO
 
 _RATED_ROWS = 4  # by which rules are rated
 _NEAREST = 2  # rules that are tried, of each array
@@ -212,6 +213,23 @@ def _move_scale(
 ) -> Doubles:
     scale = problem.read(index)[called]
     return np.asarray(y / scale * _take_or_zero(scale, of(np.arange(len(y)))))
+
+
+def list_row_strides(problem: Problem) -> Iterator[Alternative]:
+    """List rows of q, k or v that begin as far apart as those of another array, or as if padded."""
+    widths = {x: problem.first[x].shape[1] for x in "qkv"}
+    for name, width in widths.items() if problem.packed is None else ():
+        padded = (width + -width % x for x in (8, *PADDED_TO))
+        for apart in sorted({*widths.values(), *padded} - {width}):
+            if apart < 2 * width:
+                strided = problem.replaced(name, partial(_read_rows_apart, apart))
+                text = f"rows of {name} begin {apart} numbers apart, not {width}"
+                yield Alternative(text, strided)
+
+
+def _read_rows_apart(apart: int, _: Index, x: Any) -> Any:
+    at = apart * np.arange(len(x))[:, None] + np.arange(x.shape[1])
+    return np.take(x.ravel(), at, mode="clip")
 
 
 def list_sinks(problem: Problem) -> Iterator[Alternative]:

@@ -29,15 +29,20 @@ _LEAST_SUM = 1e-9  # of the weights, over what it was
 
 
 def list_lost_parts(problem: Problem) -> Iterator[Alternative]:
-    """List kernels that skip a part of each tile of keys: its first or last half, or the rest."""
-    m, band = problem.shape[1], show_band(problem)
-    if problem.packed is not None:
-        return
-    for size in (2 * x for x in TILE_SIZES if 2 * x < m):
-        for start, stop in ((size // 2, size), (0, size // 2), (size // 4, size)):
-            seen = partial(_hide_part, band, size, start, stop)
-            text = f"keys {start} to {stop - 1} of each {size} are left out"
-            yield Alternative(text, problem, seen)
+    """List kernels that skip a part of each tile of keys: its first or last half, or the rest.
+
+    Of each block of a cache they may skip what is no whole tile, or more than one.
+    """
+    m, band, packed = problem.shape[1], show_band(problem), problem.packed
+    sizes = [2 * x for x in TILE_SIZES if 2 * x < m] if packed is None else []
+    parts = [(x, *y) for x in sizes for y in ((x // 2, x), (0, x // 2), (x // 4, x))]
+    if packed is not None and packed.blocks is not None:
+        size = packed.blocks((0,) * len(problem.lead))[0].shape[1]
+        kept = {y for x in TILE_SIZES for y in (x, size // x * x, size - 1) if 0 < y < size}
+        parts = [(size, *y) for x in sorted(kept) for y in ((x, size), (0, size - x))]
+    for size, start, stop in parts:
+        seen = partial(_hide_part, band, size, start, stop)
+        yield Alternative(f"keys {start} to {stop - 1} of each {size} are left out", problem, seen)
 
 
 def _hide_part(band: Callable[[Place], Seen], size: int, start: int, stop: int, x: Place) -> Seen:

@@ -297,9 +297,9 @@ def _attend_mixed(
 
 
 def describe_keys(keys: npt.NDArray[np.bool_], called: str = "keys") -> str:
-    """Name some keys by spans of them, of many the first."""
+    """Name some keys, or queries, by spans of them, of many the first."""
     edges = np.flatnonzero(np.diff(np.pad(keys.astype(int), 1)))
     spans = [describe_span(np.arange(*x)) for x in zip(edges[::2], edges[1::2], strict=True)]
     more = f" and {len(spans) - _SPANS_NAMED} more spans" if len(spans) > _SPANS_NAMED else ""
-    one = {"keys": "key", "queries": "query"}[called]
-    return f"{called if np.sum(keys) > 1 else one} {', '.join(spans[:_SPANS_NAMED])}{more}"
+    name = called if np.sum(keys) > 1 else {"keys": "key", "queries": "query"}[called]
+    return f"{name} {', '.join(spans[:_SPANS_NAMED])}{more}"
