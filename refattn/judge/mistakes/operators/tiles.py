@@ -351,9 +351,10 @@ def _attend_mixed(
     return attend_by(*mix_keys(right, other, keys, rows))
 
 
-def describe_keys(keys: npt.NDArray[np.bool_]) -> str:
-    """Name some keys by spans of them, of many the first."""
+def describe_keys(keys: npt.NDArray[np.bool_], called: str = "keys") -> str:
+    """Name some keys, or queries, by spans of them, of many the first."""
     edges = np.flatnonzero(np.diff(np.pad(keys.astype(int), 1)))
     spans = [describe_span(np.arange(*x)) for x in zip(edges[::2], edges[1::2], strict=True)]
     more = f" and {len(spans) - _SPANS_NAMED} more spans" if len(spans) > _SPANS_NAMED else ""
-    return f"key{'s' * int(np.sum(keys) > 1)} {', '.join(spans[:_SPANS_NAMED])}{more}"
+    name = called if np.sum(keys) > 1 else {"keys": "key", "queries": "query"}[called]
+    return f"{name} {', '.join(spans[:_SPANS_NAMED])}{more}"
