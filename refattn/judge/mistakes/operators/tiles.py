@@ -79,7 +79,7 @@ def list_moved_tiles(
     heads = [x for x in np.ndindex(problem.lead) if not x or x[-1] % share == 0]
     sizes = [x for x in TILE_SIZES[::-1] if 1 < -(-m // x) <= _MOVED_TILES]
     for names, size in product(("k", "v", "kv"), sizes):
-        tiles = Tiles(problem, names, heads, share, size)
+        tiles = TilesOfHeads(problem, names, heads, share, size)
         if (len(heads) + 1) * -((-m // size) ** 2) > _SOURCES:
             continue
         read = {x.rows.at: tiles.find(x, unit) for x in wrong[:_HEADS_OF_TILES]}
@@ -99,7 +99,7 @@ def list_moved_tiles(
         yield Alternative(f"tiles are read from elsewhere: {text}", moved, named=not every)
 
 
-class Tiles(NamedTuple):
+class TilesOfHeads(NamedTuple):
     """Tiles of keys, or values, of all heads, one after another: first the own, zeros at last."""
 
     problem: Problem
@@ -215,7 +215,7 @@ def list_crossed_parts(
     """List kernels whose weights of a part of each tile meet values of other parts, or of none."""
     m, elements = problem.shape[1], sum(x.got.size for x in wrong)
     for size, count in product(TILE_SIZES, _PARTS_OF_TILES):
-        if size >= m or size < 8 * count or 4 * count**2 > elements:
+        if 2 * size > m or size < 8 * count or 4 * count**2 > elements:
             continue
         columns, rest = [], []
         for x in wrong:
