@@ -321,9 +321,9 @@ class Trials:
         lists.append(list_own_limits(problem, every, self.rate))
         for listing in (list_columns, list_partial_sums):
             lists.append(listing(problem, every, unit))
-        for listing in (list_stale_weights, list_moved_tiles, list_crossed_parts):
+        for listing in (list_stale_weights, list_crossed_parts):
             lists.append(listing(problem, few, unit))
-        lists.append(list_smoothed(problem))
+        lists += [list_moved_tiles(problem, every, unit), list_smoothed(problem)]
         lists.append(self.take_nearest(list_interleaved(problem)))
         lists.append(self.take_nearest(list_rounded_by_tiles(problem)))
         lists.append(list_scoped(problem, list_alternatives(problem), few, unit))

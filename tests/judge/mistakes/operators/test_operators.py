@@ -422,7 +422,8 @@ CASES = {
     "columns": (lambda: given(S, V[..., np.arange(16) ^ 4]),
         "values have the columns of others: 0 to 3 of head 0 are 4 to 7 of 0, 4 to 7 of head 0"),
     "a page of zeros": (lambda: given(scores(Q, paged(K)), paged(V)),
-        "keys and values 0 to 31 are read from other heads: head 0 from head 1, head 1 has zeros"),
+        "tiles are read from elsewhere: in head 0 keys and values 0 to 31 are those of 0 to 31 of "
+        "head 1, in head 1 keys and values 0 to 31 are 0"),
     "half of each tile": (lambda: seen(CAUSAL & (J % 32 < 16)),
         "keys 16 to 31 of each 32 are left out"),
     "weights alone in tiles": (lambda: halves(J % 32 < 16, 1) | {"mask": None},
