@@ -164,6 +164,8 @@ def _find_seen(x: _Row, groups: Counts) -> tuple[Counts, float]:
     sums = np.stack([np.sum(x.terms[both == y], 0) for y in range(3 * size)])
     fixed = np.sum(x.terms[(both < 0) & x.seen], 0) + x.rest
     own, d = np.repeat([1, 0, 0], size), len(fixed) - 1
+    if not (np.all(np.isfinite(sums)) and np.all(np.isfinite(fixed))):
+        return x.seen.astype(int), -math.inf
     starts = [own]
     if np.sum(np.any(sums, -1)) <= _COLUMNS * d:  # a few keys of many are found one by one
         fitted = np.linalg.lstsq(sums[:, :-1].T, -fixed[:-1], rcond=1e-6)[0]
