@@ -14,7 +14,6 @@ same name in your test module or conftest.py replaces these; ``-p no:refattn`` s
 To check a whole implementation, use `refattn.check`.
 
 * `assert_attention_close` raises an AssertionError if no correct kernel gives such an output;
-* `assert_close` does so for two arrays, with a tolerance that is computed;
 * `audit` lists the known bugs that a test of yours accepts;
 * `draw_qkv` and `cases` make inputs on which kernels often fail.
 """

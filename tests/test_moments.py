@@ -503,8 +503,3 @@ def test_norm_approximations_disagree():
     np.testing.assert_allclose(moments.mean_plus_trace(m), squares, rtol=1e-13)
     np.testing.assert_allclose(moments.mean_only(m), np.sum(m.mean**2, -1), rtol=1e-13)
     assert np.all(moments.mean_only(m) < 0.8 * squares)
-
-
-def test_chunks_of_two_libraries(torch):
-    with pytest.raises(TypeError, match=r"`chunks\[1\]` must come from the same array library as"):
-        estimate_chunks([np.ones((2, 4, 3)), torch.ones(2, 4, 3)])

@@ -204,13 +204,6 @@ def test_batches_of_proposals():
     assert sampling.draw(5, 2, proposal=mixture, rng=SEED).omega.shape == (2, 3, 5, 2)
 
 
-def test_frequencies_do_not_lose_a_gauge_silently():
-    law = sampling.Gaussian([1.0, 0.0], gauge=[[2.0, 0.0], [0.0, 1.0]])
-    with pytest.raises(ValueError, match=r"must have no gauge, .* give it to the estimator"):
-        sampling.draw(3, 2, proposal=law, rng=0)
-    assert sampling.draw(3, 2, proposal=sampling.Gaussian(law.mean), rng=0).omega.shape == (3, 2)
-
-
 def test_infinite_variance_is_announced():
     narrow = sampling.Gaussian([0.0, 0.0], 0.5 * np.eye(2))
     with pytest.warns(sampling.InfiniteVarianceWarning, match="`proposal` is not above I/2"):

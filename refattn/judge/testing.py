@@ -25,7 +25,6 @@ __all__ = [
     "Audit",
     "Profile",
     "assert_attention_close",
-    "assert_close",
     "audit",
     "cases",
     "draw_qkv",
@@ -246,56 +245,3 @@ _DRAWN: dict[str, Callable[[Floats, Floats, Floats], _Triple]] = {  # of normal 
     "equal": lambda q, k, v: (q, np.broadcast_to(k.reshape(-1, k.shape[-1])[0], k.shape), v),
     "outlier": _put_outlier,
 }
-
-
-def assert_close(
-    got: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    dtype: str | None = None,
-    profile: str | Profile | None = None,
-    alpha: float = 1e-6,
-    lse: Any = None,
-    **options: Any,
-) -> None:
-    """Raise an AssertionError if no correct kernel can give this output.
-
-    Use `assert_attention_close` in new tests: the verdict is the same, and it also takes a
-    `layout` and a pair of output and log normalisers.
-
-    Parameters
-    ----------
-    got : array, shape (..., n, d_v)
-        Output of the kernel.
-    q, k, v, dtype
-        As in `assert_attention_close`; the numbers of arrays in a wider type must be exact in
-        `dtype`.
-    profile : str or Profile, optional
-        What the kernel rounds; by default an output passes if one of the usual profiles allows it.
-    alpha : float
-        Largest probability that a correct kernel fails.
-    lse : array, shape (..., n), optional
-        Log normalisers of the kernel.
-    **options
-        As for `refattn.verify`: `scale`, `causal`, `mask`, `bias`, `softcap`, `layout`, ...
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import refattn
-    >>> q, k, v = (x[0, :1] for x in refattn.load_sample())
-    >>> exact = refattn.softmax_attention(*(x.astype(np.float64) for x in (q, k, v)))
-    >>> refattn.testing.assert_close(exact.astype(np.float32), q, k, v)
-    >>> wrong = exact.astype(np.float32) * np.float32(1.001)
-    >>> refattn.testing.assert_close(wrong, q, k, v)  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    ...
-    AssertionError: FAIL: no correct kernel in float32 gives such numbers ...
-    """
-    __tracebackhide__ = True  # pytest shows the line that calls
-    verdict = verify(
-        q=q, k=k, v=v, out=got, lse=lse, dtype=dtype, profile=profile, alpha=alpha, **options
-    )
-    verdict.accept(stacklevel=3)

@@ -87,9 +87,9 @@ def test_tokens_may_come_before_heads():
         testing.assert_attention_close(
             (turned[0], some), *turned[1:4], causal=True, layout="bnhd", **given
         )
-    testing.assert_close(*turned[:4], causal=True, layout="bnhd")
+    testing.assert_attention_close(*turned[:4], causal=True, layout="bnhd")
     with pytest.raises(AssertionError, match=r"the arrays look transposed: .* layout='bnhd'"):
-        testing.assert_close(*turned[:4], causal=True)
+        testing.assert_attention_close(*turned[:4], causal=True)
 
 
 def test_a_verdict_that_says_little_is_a_warning():

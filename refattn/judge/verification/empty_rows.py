@@ -20,11 +20,12 @@ from ...arrays.words import name_row
 from ..rounding.head import SoftmaxHead, Tile, exact_rows, score_tile
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
-from .findings import Numbers, Part
+from .findings import Numbers, Part, describe_span
 
 EMPTY_ROWS = ("zero", "nan", "mean", "any", "undefined")  # the last two are the same
 _KEYS_AT_ONCE = 512
 _HIDDEN = (-1e4, -3e4, -5e4, -65504.0, -1e9)  # finite scores that stand for hidden keys
+_AVERAGED = (128, 64, 32, 16, 8, 4)  # keys of tiles whose values may be averaged
 _LOOKED_AT = 64  # rows of which nothing is known
 _NEAR = 2.0**-5  # of the distance to the exact result, within which a row is another result
 _OFF_MEAN = 2.0**-6  # of the largest value, how far a mean of rounded values may be off
@@ -121,12 +122,18 @@ def list_conventions(
     problem: Problem, numbers: Numbers, empty: npt.NDArray[np.bool_]
 ) -> Iterator[str]:
     """Say what a kernel gives for queries without keys, if it is not 0 and a lse of -inf."""
-    outs, normalisers, means = [], [], []
+    outs, normalisers, means, hidden = [], [], [], ""
     for index in np.ndindex(problem.lead):
         rows = empty[problem.number(index)]
         if rows.any():
             outs.append(numbers.out(index)[rows])
             means.append(np.mean(problem.read(index)["v"], 0) + 0 * outs[-1])
+            some = _find_averaged(problem.read(index)["v"], outs[-1])
+            if len(some) and not hidden:
+                first = np.flatnonzero(rows)[np.argmax(np.any(outs[-1], -1))]
+                spans = np.split(some, np.flatnonzero(np.diff(some) > 1) + 1)
+                keys = " and ".join(map(describe_span, spans))
+                hidden = f"keys {keys} in {name_row((*index, int(first)))}"
             normalisers += [] if numbers.lse is None else [numbers.lse(index)[rows]]
     if not outs:
         return
@@ -136,6 +143,8 @@ def list_conventions(
     for name, called in words.items():
         if fits[name] and not fits["zero"]:
             yield f"rows that see no key are {called} {say_how_to_accept(name)}"
+    if hidden and not any(fits.values()):
+        yield f"rows that see no key are the mean of the values of some hidden keys: {hidden}"
     if normalisers:
         lse = np.concatenate(normalisers)
         for called, same in (
@@ -147,6 +156,24 @@ def list_conventions(
             if np.all(same):
                 yield f"lse of rows that see no key is {called} {say_how_to_accept('any')}"
                 return
+
+
+def _find_averaged(v: Doubles, got: Doubles) -> npt.NDArray[np.int64]:
+    """Find the keys, in whole tiles, of whose values the first of some rows is the mean.
+
+    None are found if not all rows are means of values of tiles, as many for each column at most.
+    """
+    rows = got[np.any(got, -1)]
+    for size in (x for x in _AVERAGED if len(rows) and 2 * -(-len(v) // x) <= v.shape[1]):
+        starts = np.arange(0, len(v), size)
+        lengths = np.diff([*starts, len(v)])
+        sums = np.add.reduceat(v, starts, axis=0)
+        share = np.linalg.lstsq(sums.T, rows.T, rcond=None)[0].T  # of each key of a tile
+        counts = np.rint(share / np.maximum(np.max(share, -1, keepdims=True), 1e-9))
+        whole = counts / np.maximum(np.sum(counts * lengths, -1, keepdims=True), 1)
+        if np.all(counts >= 0) and fit_convention(rows, "mean", whole @ sums).all():
+            return np.flatnonzero(np.repeat(whole[0] > 0, lengths))
+    return np.zeros(0, np.int64)
 
 
 def say_how_to_accept(convention: str) -> str:

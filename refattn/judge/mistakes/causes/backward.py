@@ -419,7 +419,13 @@ class Backward:
 
     def _sum_by_tiles(self, of: str, x: Sampled, size: int) -> Doubles:
         """Sum over tiles of keys, or of queries, what each adds to rows, which are the last."""
-        gradient, sums = self.gradients[of], [-x.got]
+        sums = np.concatenate([self.sum_tiles(of, x, size), -x.got[..., None]], -1)
+        size_of = self.samples[of].unit * row_sizes(np.sum(sums[..., :-1], -1))
+        return np.asarray(divide(sums, size_of[..., None]))
+
+    def sum_tiles(self, of: str, x: Sampled, size: int) -> Doubles:
+        """Sum over tiles of keys, or of queries, what each adds to rows: (rows, columns, tiles)."""
+        gradient, sums = self.gradients[of], []
         shape, plain = gradient.forward.shape, Alternative("", gradient.forward)
         for tile in blocks(0, shape[of == "dq"], size):
             some, total = np.arange(tile.start, tile.stop), np.zeros_like(x.got)
@@ -428,9 +434,8 @@ class Backward:
                 back, kept = self.keep(of, head)
                 again = BackwardHead(plain.head(Rows(head, i, j)), back.d_out[i], None)
                 total = total + compute_gradient(again, Kept(*(y[i] for y in kept)), of)
-            sums.insert(-1, total)
-        size_of = self.samples[of].unit * row_sizes(np.sum(sums[:-1], 0))
-        return np.asarray(divide(np.stack(sums, -1), size_of[..., None]))
+            sums.append(total)
+        return np.stack(sums, -1)
 
     def _read_tiles(
         self,

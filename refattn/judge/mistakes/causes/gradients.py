@@ -20,7 +20,7 @@ from ...rounding.saved import BackwardHead
 from ...verification.empty_rows import find_unseen
 from ...verification.findings import ONLY_IN, Part, Suspect
 from ..defects.catalogue import Mutant
-from ..operators.groups import list_regrouped, list_weighed
+from ..operators.groups import list_moved_terms, list_regrouped, list_weighed
 from ..operators.intervals import find_interval
 from ..operators.maps import write_shift
 from ..operators.tiles import describe_keys
@@ -532,6 +532,7 @@ _LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
     _list_rounded_scores,
     list_regrouped,
     _list_added_rows,
+    list_moved_terms,
     _list_solved,
     _list_known,
 )

@@ -56,7 +56,7 @@ from .search import leave_roundings, search_causes, search_columns, search_writt
 from .states import explain_states
 from .suspects import as_suspect, say_what_is_left
 from .trials import ERRORS
-from .wrong_rows import Sample, tell_causes
+from .wrong_rows import Sample, are_zero, tell_causes
 
 _LOG = logging.getLogger(__name__)
 _Search = TypeVar("_Search", bound=Callable[..., Any])
@@ -172,6 +172,8 @@ def _explain_scores(
     if few and not tell_causes(sample, exact):
         found, fits = [], []
     fits = _drop_said_better(fits)
+    if of_out and are_zero(sample):  # any number that is small or large enough fits rows of 0
+        fits = []
     if fits and not sample.wrong.any():  # a coarse rounding would show in single rows
         found = [x for x in found if not rounds_weights(x.text)]
     suspects = order_suspects(found, fits)

@@ -104,7 +104,7 @@ def search_causes(
             holding.sort(key=lambda x: explain_normalisers(trials, x, False) is None)
         found = trials.keep_apart(holding) or [x for x in judged[:1] if x.explains_part]
         # What is fitted has many numbers, and would explain what has a plainer cause as well.
-        if not (any(x.holds for x in found) or leave_roundings(fits)):
+        if not (any(x.holds and x.is_sure for x in found) or leave_roundings(fits)):
             for listing in trials.list_fitted():
                 fitted = [trials.judge(x, profiles, dtype) for x in trials.explain_all(listing)]
                 if any(x.holds for x in fitted):
@@ -242,6 +242,10 @@ def search_columns(
     if kept.all() or not kept.any() or few:
         return []
     alone = problem.replaced("v", lambda _, v: v[:, kept])
+    if "v_scale" in problem.first:
+        alone = alone.replaced(
+            "v_scale", lambda _, x: np.broadcast_to(x, x.shape[:1] + kept.shape)[:, kept]
+        )
     alone = alone._replace(shape=(*problem.shape[:2], int(np.sum(kept))))
     of_kept = numbers._replace(out=lambda at: numbers.out(at)[:, kept], lse=None)
     dtype, failed, where, fits = rest

@@ -35,7 +35,7 @@ from ..operators.own_keys import list_few_keys, list_own_keys
 from ..operators.pages import list_blocks_of_cache
 from ..operators.sinks import list_sinks
 from ..operators.spans import list_spans
-from ..operators.strides import PADDED_TO
+from ..operators.strides import PADDED_TO, list_addresses, list_swaps
 from ..operators.tiles import (
     list_crossed_parts,
     list_interleaved,
@@ -80,9 +80,7 @@ _LOG = logging.getLogger(__name__)
 _Some = TypeVar("_Some")
 _RMS, _LARGEST = 2.0, 15.0  # of z, at most, where an alternative holds
 EXPLAINED_BY_WRONG = 0.7  # of the error, at least, that is explained by what does not hold
-_MOST_PART = (
-    0.9  # of the error, at least, that is explained by what is named though it does not hold
-)
+_MOST_PART = 0.9  # the same where what does not hold is named
 _LIKE = 0.8  # of what an alternative changes, at least, that is in the error
 _MUCH_FARTHER = 16.0  # the mean square of z, where both are small, of what is not as near
 _JOINED = 3  # alternatives, at most, named together
@@ -139,6 +137,11 @@ class Explained(NamedTuple):
         sure = self.share > _MOST_PART and self.likeness > _LIKE
         return self.everywhere and sure and self.alternative.plain and not self.alternative.fitted
 
+    @property
+    def is_sure(self) -> bool:
+        """Whether it is no other mask, or two mistakes, in some rows alone."""
+        return self.everywhere or (self.alternative.plain and ", and " not in self.alternative.text)
+
 
 def _of_head(
     family: Callable[[Mapping[Index, float]], Alternative], at: Index, c: float
@@ -160,7 +163,7 @@ class Trials:
     ) -> None:
         self.mistakes, self.posed = mistakes, posed or problem
         self.problem, self.sample, self.about = problem, sample, (problem, numbers, profile)
-        self.zero, self.swapped = are_zero(sample), partial(answer_places, problem, self._swap)
+        self.zero = are_zero(sample)
         given = Alternative("", problem)
         self.given = [given.result(x.rows) for x in sample.heads]
         self.sizes = [sample.unit * row_sizes(x.out) for x in self.given]
@@ -251,9 +254,9 @@ class Trials:
         """List what explains enough, of all alternatives."""
         alternatives = [*list_edited(self.posed, self.mistakes, of_user=True)]
         alternatives += chain(*(self.guard(x(self.problem)) for x in _PLAIN_LISTS))
-        if len(self.problem.lead) and self.problem.lead[-1] > 1:
-            text = "heads and queries of the output are swapped (transposed)"
-            alternatives.append(Alternative(text, self.problem, answer=self.swapped))
+        for words, swapped in list_swaps(self.problem):
+            text = f"heads and queries of the output are swapped, with the strides of {words}"
+            alternatives.append(Alternative(text, self.problem, answer=swapped))
         yield from self.explain_all(alternatives)
         families = [*list_families(self.problem)]
         if not self.sample.told or np.sum(self.sample.wrong) >= _ROWS_OF_POWER:
@@ -295,21 +298,19 @@ class Trials:
         ]
         if self.sample.told:
             lists.append(list_own_keys(problem, every, unit))
-        lists.append(list_blocks_of_cache(problem, few, unit))
-        lists.append(list_mask_ends(problem, every, unit))
+        lists += [list_blocks_of_cache(problem, few, unit), list_mask_ends(problem, every, unit)]
         lists += [list_reads(*x) for x in first]
         lists.append(list_counted(problem, every, columns, length))
         lists.append(list_other_places(problem, self.sample))
+        lists.append(list_addresses(problem, every, unit))
         lists.append(self.take_nearest(list_wrong_tiles(problem)))
         if length:
             lists += [list_reaches(*x, lambda y: wrong[problem.number(y.at), y.i]) for x in first]
-        lists.append(list_own_limits(problem, every, unit))
-        lists.append(list_columns(problem, every, unit))
-        lists.append(list_partial_sums(problem, every, unit))
-        lists.append(list_stale_weights(problem, few, unit))
-        lists.append(list_moved_tiles(problem, few, unit))
-        lists.append(list_crossed_parts(problem, few, unit))
-        lists.append(list_smoothed(problem))
+        for listing in (list_own_limits, list_columns, list_partial_sums):
+            lists.append(listing(problem, every, unit))
+        for listing in (list_stale_weights, list_crossed_parts):
+            lists.append(listing(problem, few, unit))
+        lists += [list_moved_tiles(problem, every, unit), list_smoothed(problem)]
         lists.append(self.take_nearest(list_interleaved(problem)))
         lists.append(self.take_nearest(list_rounded_by_tiles(problem)))
         lists.append(list_scoped(problem, list_alternatives(problem), few, unit))
@@ -331,8 +332,8 @@ class Trials:
 
     def list_moved(self) -> Iterator[tuple[str, Callable[[Rows], Result]]]:
         """List results that are written to other places."""
-        if len(self.problem.lead) and self.problem.lead[-1] > 1:
-            yield "transposed (heads and queries swapped)", self.swapped
+        for words, swapped in list_swaps(self.problem):
+            yield f"transposed, with the strides of {words}", swapped
         n = self.problem.shape[0]
         for size in PADDED_TO if math.prod(self.problem.lead) > 1 else ():
             if apart := -n % size:
@@ -379,12 +380,6 @@ class Trials:
 
     def _of_keys(self, j: slice, rows: Rows) -> Result:
         return Alternative("", self.problem).result(rows._replace(keys=rows.keys[j]))
-
-    def _swap(self, place: int) -> tuple[int, int]:
-        """Find the head and the query of a place if heads are written after queries."""
-        n, heads = self.problem.shape[0], self.problem.lead[-1]
-        member, inside = divmod(place, n * heads)
-        return member * heads + inside % heads, inside // heads
 
     def explain_heads(self) -> Iterator[Explained]:
         """List what explains the heads by others, or by a number for each."""

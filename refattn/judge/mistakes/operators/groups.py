@@ -1,10 +1,11 @@
-"""Query heads that share a key head: which are summed, how often, and which key head each uses."""
+"""Terms of the sums of a backward pass: of which query heads, key heads, rows or columns."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,13 +16,19 @@ from ...rounding.problems import Index
 from ...rounding.saved import BackwardHead
 from ...verification.findings import describe_span, name_span
 from ..causes.backward import Backward, Candidate, Shares, compute_gradient, count_once
+from ..causes.places import list_places
+from ..causes.sampled import Rows, Seen
+from ..causes.slips import TILE_SIZES
 from ..causes.wrong_rows import Sampled, differ, divide, row_sizes, thin
+from .tiles import describe_keys
 
 _FITTED_ROWS, _ROWS_OF_DQ = 16, 8  # of a head: to which times are fitted, and of dq
 _MOST_QUERY_HEADS = 16  # of a key head
 _OFTENEST, _OFF_COUNTS = 4, 0.05  # times that one counts, at most, and how near a fit is to it
 _SQUARE = 9.0  # mean square of z, at most, that is left
 _GROUPED_PAIRS = 2**22  # of queries and keys of all heads, at most, that are read otherwise
+_MOVED_HEADS, _MOVED_TILES, _SEEN_IN_SUM = 4, 8, 30.0  # at most; and root of a sum of squares of z
+_MOVED_ROWS, _MOVED_COLUMNS = (1, 8, 16, 32, 64, 128), 8  # how far away terms may be, and in steps
 _COUNT_AS = {0: "are left out", 2: "count twice", 3: "count 3 times", 4: "count 4 times"}
 
 
@@ -41,6 +48,116 @@ def list_weighed(back: Backward) -> Iterator[Candidate]:
             share_by = partial(_share_by, by_first)
             yield Candidate(_describe_weights(heads, counts), share=share_by)
             return
+
+
+class _Moved(NamedTuple):
+    """How often tiles of keys, or of queries, add to wrong rows what is theirs, and what is not."""
+
+    of: str
+    size: int
+    by: tuple[int, int]  # how many rows later, and columns, that is which is not theirs
+    own: Doubles
+    other: Doubles
+
+    def move(self, terms: Doubles) -> Doubles:
+        """Take the terms (rows, columns, tiles) of other rows and columns; 0 beyond the last."""
+        at = np.arange(len(terms)) + self.by[0]
+        within = (at >= 0) & (at < len(terms))
+        return np.where(within[:, None, None], np.roll(terms, np.negative(self.by), (0, 1)), 0.0)
+
+
+def list_moved_terms(back: Backward) -> Iterator[Candidate]:
+    """List gradients to whose wrong rows tiles add what they should add to other rows or columns.
+
+    Which tiles do, and which add what is theirs, is one linear fit.
+    """
+    n, m, _ = back.first.forward.shape
+    few = math.prod(back.first.forward.lead) * n * m <= _GROUPED_PAIRS
+    for of in sorted(back.failed, key=lambda x: x != "dq") if few else ():
+        (length, _, width), some = back.parts[of].problem.shape, _find_columns(back, of)
+        tiled = m if of == "dq" else n
+        moves = [(x, 0) for y in _MOVED_ROWS if y < length for x in (y, -y)]
+        if not some.all():
+            columns = np.flatnonzero(some)
+            first = range(-columns[0], width - columns[-1], _MOVED_COLUMNS)
+            moves += [(0, x) for x in first if x]
+        for size in (x for x in TILE_SIZES[::-1] if 2 <= -(-tiled // x) <= _MOVED_TILES):
+            terms = {x.rows.at: back.sum_tiles(of, x, size) for x in _take_wrong_heads(back, of)}
+            for by in moves:
+                moved = _Moved(of, size, by, np.zeros(0), np.zeros(0))
+                if (found := _fit_moved(back, moved, terms, some)) is not None:
+                    answer = partial(_answer_moved, back, found)
+                    yield Candidate(_describe_moved(back, found, tiled), answer=answer)
+                    return
+
+
+def _find_columns(back: Backward, of: str) -> Seen:
+    columns = back.samples[of].columns
+    return columns if columns.any() else np.ones_like(columns)
+
+
+def _take_wrong_heads(back: Backward, of: str) -> Iterator[Sampled]:
+    """Take all rows of some heads with wrong ones, which are marked."""
+    part, wrong = back.parts[of], back.samples[of].wrong
+    for number in np.flatnonzero(wrong.any(1))[:_MOVED_HEADS]:
+        at, i = part.problem.index_of(number), np.arange(wrong.shape[1])
+        yield Sampled(Rows(at, i, i), part.numbers.out(at), None, wrong[number], wrong[number])
+
+
+def _fit_moved(
+    back: Backward, moved: _Moved, terms: Mapping[Index, Doubles], some: Seen
+) -> _Moved | None:
+    """Fit how often tiles add their own terms to wrong rows, and those of others."""
+    columns, rest = [], []
+    for x in _take_wrong_heads(back, moved.of):
+        i = thin(np.flatnonzero(x.wrong), _FITTED_ROWS)
+        got, own = x.got[i][:, some], terms[x.rows.at]
+        size = back.samples[moved.of].unit * row_sizes(got)
+        both = np.concatenate([y[i][:, some] for y in (own, moved.move(own))], -1)
+        columns.append((both / size[..., None]).reshape(-1, both.shape[-1]))
+        rest.append((got / size).ravel())
+    a, b = np.concatenate(columns), np.concatenate(rest)
+    if not (np.all(np.isfinite(a)) and np.all(np.isfinite(b))) or len(b) < 4 * a.shape[1]:
+        return None
+    counts = np.repeat([1.0, 0.0], a.shape[1] // 2)
+    known = np.linalg.norm(a, axis=0) > _SEEN_IN_SUM
+    fitted = np.linalg.lstsq(a[:, known], b - a[:, ~known] @ counts[~known], rcond=None)[0]
+    counts[known] = np.rint(fitted)
+    own, other = np.split(counts, 2)
+    whole = np.max(np.abs(fitted - counts[known]), initial=0.0) < _OFF_COUNTS
+    right = whole and np.all((counts >= 0) & (counts <= 1)) and other.any() and own.any()
+    left = b - a @ counts
+    return (
+        moved._replace(own=own, other=other) if right and left @ left < _SQUARE * len(b) else None
+    )
+
+
+def _answer_moved(
+    back: Backward, moved: _Moved, of: str, index: Index, _: Sequence[Index]
+) -> Doubles:
+    """Compute a gradient some rows of which have terms of others."""
+    rows = np.arange(back.parts[of].problem.shape[0])
+    right = back.predict(Candidate(""), of, index, rows)
+    wrong = back.samples[of].wrong[back.parts[of].problem.number(index)]
+    if of != moved.of or not wrong.any():
+        return right
+    every = Sampled(Rows(index, rows, rows), right, None, wrong, wrong)
+    terms = back.sum_tiles(of, every, moved.size)
+    added = terms @ moved.own + moved.move(terms) @ moved.other
+    return np.where(wrong[:, None] & _find_columns(back, of), added, right)
+
+
+def _describe_moved(back: Backward, x: _Moved, tiled: int) -> str:
+    """Say which tiles add nothing, and which add the terms of other rows or columns."""
+    rows, called = ("queries", "keys") if x.of == "dq" else ("keys", "queries")
+    by, kind = (x.by[0], rows) if x.by[0] else (x.by[1], "columns")
+    theirs = f"add what they should add to the {kind} {abs(by)} {'later' if by > 0 else 'earlier'}"
+    said = {"are left out": (x.own == 0) & (x.other == 0), theirs: (x.own == 0) & (x.other > 0)}
+    said[f"also {theirs}"] = (x.own > 0) & (x.other > 0)
+    each = np.arange(tiled) // x.size
+    words = [f"{describe_keys(y[each], called)} {z}" for z, y in said.items() if y.any()]
+    where = ", ".join(list_places(back.parts[x.of].problem, back.samples[x.of])) or f"all {rows}"
+    return f"in {x.of}, in the sums of {where}, {' and '.join(words)}"
 
 
 def _share_by(weights: Mapping[Index, Shares], heads: Sequence[Index]) -> Shares:

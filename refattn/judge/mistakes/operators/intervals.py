@@ -29,15 +29,20 @@ _LEAST_SUM = 1e-9  # of the weights, over what it was
 
 
 def list_lost_parts(problem: Problem) -> Iterator[Alternative]:
-    """List kernels that skip a part of each tile of keys: its first or last half, or the rest."""
-    m, band = problem.shape[1], show_band(problem)
-    if problem.packed is not None:
-        return
-    for size in (2 * x for x in TILE_SIZES if 2 * x < m):
-        for start, stop in ((size // 2, size), (0, size // 2), (size // 4, size)):
-            seen = partial(_hide_part, band, size, start, stop)
-            text = f"keys {start} to {stop - 1} of each {size} are left out"
-            yield Alternative(text, problem, seen)
+    """List kernels that skip a part of each tile of keys: its first or last half, or the rest.
+
+    Of each block of a cache they may skip what is no whole tile, or more than one.
+    """
+    m, band, packed = problem.shape[1], show_band(problem), problem.packed
+    sizes = [2 * x for x in TILE_SIZES if 2 * x < m] if packed is None else []
+    parts = [(x, *y) for x in sizes for y in ((x // 2, x), (0, x // 2), (x // 4, x))]
+    if packed is not None and packed.blocks is not None:
+        size = packed.blocks((0,) * len(problem.lead))[0].shape[1]
+        kept = {y for x in TILE_SIZES for y in (x, size // x * x, size - 1) if 0 < y < size}
+        parts = [(size, *y) for x in sorted(kept) for y in ((x, size), (0, size - x))]
+    for size, start, stop in parts:
+        seen = partial(_hide_part, band, size, start, stop)
+        yield Alternative(f"keys {start} to {stop - 1} of each {size} are left out", problem, seen)
 
 
 def _hide_part(band: Callable[[Place], Seen], size: int, start: int, stop: int, x: Place) -> Seen:
@@ -66,9 +71,13 @@ def list_intervals(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alt
         opened = weigh_keys(head._replace(mask=None), exact.lse)
         changes[""] = np.where(head.mask, 0.0, opened)[..., None] * values
     right = np.concatenate([np.ones((len(w), 1)), exact.out], -1)
+    shown = np.arange(m) if head.mask is None else np.flatnonzero(head.mask.any(0))
     for words, change in changes.items():
         sums = np.pad(np.cumsum(change, 1), ((0, 0), (1, 0), (0, 0)))
         _, j = find_interval(right, sums, x.got, sizes)
+        mine = shown[(shown >= j.start) & (shown < j.stop)]
+        if words and len(mine):  # others do not count anyhow
+            j = slice(int(mine[0]), int(mine[-1]) + 1)
         if head.mask is not None and not words:
             hidden = np.flatnonzero(~head.mask[:, j].all(0)) + j.start  # from some row
             if len(hidden):
@@ -97,13 +106,13 @@ def find_interval(
 
     # In multiples of a step all pairs of edges are rated by products of what they add to errors.
     edges = np.unique(np.append(np.arange(0, m, -(-m // _EDGES)), m))
-    error = (right[:, 1:] - got) / sizes
+    error = (right[:, 1:] - right[:, :1] * got) / sizes
     added = (sums[:, edges, 1:] - sums[:, edges, :1] * got[:, None]) / sizes[:, None]
     later = added + error[:, None]
     with np.errstate(all="ignore"):
         squares = np.sum(later**2, -1)[:, :, None] + np.sum(added**2, -1)[:, None]
         squares -= 2 * later @ np.swapaxes(added, 1, 2)
-        total = 1 + sums[:, edges, :1] - np.swapaxes(sums[:, edges, :1], 1, 2)
+        total = right[:, None, :1] + sums[:, edges, :1] - np.swapaxes(sums[:, edges, :1], 1, 2)
         far = np.sum(np.where(total > _LEAST_SUM, squares / total**2, math.inf), 0)
     far[np.isnan(far) | (edges[:, None] <= edges)] = math.inf
     stop, start = (int(edges[x]) for x in np.unravel_index(np.argmin(far), far.shape))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ...rounding.problems import Index, Problem
 from ..causes.sampled import Alternative, Place, Seen, show_band, take_rows
 from ..causes.slips import score_all
 from ..causes.wrong_rows import Sampled, differ, divide, row_sizes, thin
+from .intervals import find_interval
 from .maps import Map, Places, list_maps, write_shift
 
 _CUT_KEYS = 256  # that are summed at a time
@@ -26,7 +27,7 @@ _OWN_HEADS, _WHOLE_HEADS, _NAMED_HEADS = 16, 2, 3  # that are looked at, and tha
 _PERMUTED, _MOST_OFF = (8, 16, 32, 64), 4.0  # sizes of blocks; mean square of z, at most
 _MOST_LIMITS = 8  # that are tried
 _MEMBERS, _MEMBERS_NAMED = 64, 4  # of a batch, that are looked at and named
-_WINDOW_ROWS, _TURNS = 4, 3  # by which windows are found, one limit and then the other
+_WINDOW_ROWS = 4  # by which windows are found
 _TOLD_APART = 12.0  # sum of squares of z, by which fits cannot be told apart
 
 
@@ -56,42 +57,47 @@ def _rate_cuts(
 
 
 def list_windows(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternative]:
-    """List windows, where none is declared, whose limits fit a few rows: found one at a time."""
+    """List the window, in the place of causal attention or of another, that fits a few rows.
+
+    Keys are counted from the one that is level with a query: its window is then the interval by
+    which all rows are nearest.
+    """
     n, m, _ = problem.shape
-    if problem.packed is not None or problem.window != (None, None) or min(m - 1, len(x.got)) < 1:
+    if problem.packed is not None or min(m - 1, len(x.got)) < 1:
         return
     some = np.unique(np.linspace(0, len(x.got) - 1, _WINDOW_ROWS).astype(int))
-    x, sizes, widths = x.take(some), sizes[some], np.arange(m)
-    head, level = take_rows(problem, x.rows), x.rows.queries[:, None] + m - n
+    x, sizes = x.take(some), sizes[some]
+    free = problem._replace(causal=False, window=(None, None))
+    head, level = take_rows(free, x.rows), x.rows.queries[:, None] + m - n
     s = score_all(head)
     weights = np.exp(s - np.max(s, -1, keepdims=True))[..., None]
     terms = weights * np.pad(head.v, ((0, 0), (1, 0)), constant_values=1.0)
-    # Sums over any window are a difference of two of these.
-    sums = np.pad(np.cumsum(terms[:, :m], 1), ((0, 0), (1, 0), (0, 0)))
-
-    def fit(left: Any, right: Any) -> int:
-        """Find the width, of all in the place of one limit, by which the rows are nearest."""
-        start, stop = (np.clip(y, 0, m)[..., None] for y in (level - left, level + right + 1))
-        total = np.take_along_axis(sums, stop, 1) - np.take_along_axis(sums, start, 1)
-        total += np.sum(terms[:, None, m:], 2)
-        z = divide(differ(total[..., 1:] / total[..., :1], x.got[:, None]), sizes[:, None])
-        far = np.sum(z * z, (0, 2))
-        return int(np.argmin(np.where(np.isnan(far), math.inf, far)))
-
-    # Each window with one limit has its own fit; with two they are fitted in turn.
-    left = fit(widths, m)
-    windows: dict[str, tuple[Any, Any]] = {f"{left} keys to the left": (left, None)}
-    if not problem.causal:
-        alone, right = fit(widths, 0), fit(m, widths)
-        windows[f"{alone} keys to the left and 0 to the right"] = (alone, 0)
-        windows[f"{right} keys to the right"] = (None, right)
-        for _ in range(_TURNS):
-            right = fit(left, widths)
-            left = fit(widths, right)
+    own = 2 ** (max(m, n) - 1).bit_length()  # the place of the key that is level
+    placed = np.zeros((len(level), 2 * own, terms.shape[-1]))
+    placed[np.arange(len(level))[:, None], own + np.arange(m) - level] = terms[:, :m]
+    sums = np.pad(np.cumsum(placed, 1), ((0, 0), (1, 0), (0, 0)))
+    _, j = find_interval(np.sum(terms[:, m:], 1), sums, x.got, sizes)
+    left, right = (None if j.start == 0 else own - j.start), j.stop - 1 - own
+    until = None if j.stop == 2 * own else right
+    if (left, until) in ((None, None), problem.window):
+        return
+    if (left is not None and left < 0) or right < 0:
+        spans = {" from {}": left and -left, " up to {}": until}
+        each = (x.format(write_shift("i", c + m - n)) for x, c in spans.items() if c is not None)
+        text = f"query i sees keys{''.join(each)}, and no others"
+    elif left is None:
+        text = f"there is a window of {right} keys to the right"
+    elif until is None or (problem.causal and right == 0):
+        text = f"there is a window of {left} keys to the left"
+    else:
         both = "both sides" if left == right else f"the left and {right} to the right"
-        windows[f"{left} keys to {both}"] = (left, right)
-    for words, window in windows.items():
-        yield Alternative(f"there is a window of {words}", problem._replace(window=window))
+        text = f"there is a window of {left} keys to {both}"
+    window = partial(_show_window, -math.inf if left is None else -left, until)
+    yield Alternative(text, problem, window)
+
+
+def _show_window(first: float, last: float | None, x: Place) -> Seen:
+    return np.asarray((x.ahead >= first) & (x.ahead <= (math.inf if last is None else last)))
 
 
 class Limit(NamedTuple):
@@ -194,7 +200,7 @@ def list_mask_ends(
 
     They are so many later than they should be or, up to the last key, than level with queries.
     """
-    if "mask" not in problem.first or problem.packed is not None:
+    if "mask" not in problem.first or problem.packed is not None or not wrong:
         return
     heads = {x.rows.at[:-1]: x for x in reversed(wrong)}  # the first of each batch member
     few = [x.take(thin(np.arange(len(x.got)), _FEW_OWN)) for x in thin([*heads.values()], _MEMBERS)]
@@ -215,6 +221,15 @@ def list_mask_ends(
                 text += f": at the next multiple of {size} keys" * (min(late) > 0)
             moved = problem.replaced("mask", partial(_move_end, turn, level, by))
             yield Alternative(text, moved)
+    for turn in (1, -1):
+        opened = problem.replaced("mask", partial(_open_end, turn))
+        rated = [_rate_limits(opened, x, unit * row_sizes(x.got), turn) for x in few]
+        i = np.concatenate([x.rows.queries for x in few])
+        members = ", ".join(map(place, sorted(x.rows.at[:-1] for x in few)[:_MEMBERS_NAMED]))
+        for limit in _fit_limits(np.concatenate(rated), i, turn, 0):
+            text = f"{limit.text} in batch member{'s' * (len(few) > 1)} {members}"
+            shown = partial(_end_at, turn, limit, {x.rows.at[:-1] for x in few})
+            yield Alternative(text, problem.replaced("mask", shown))
 
 
 _MASK_ENDS = {  # the side, and whether limits are level with queries
@@ -265,6 +280,13 @@ def _move_end(turn: int, level: bool, by: Mapping[Index, int], at: Index, mask: 
     limit = np.minimum(places + more, last if level else math.inf)[:, None]
     within = turn * (np.arange(mask.shape[1]) - limit) <= 0
     return np.asarray((mask | _find_past(mask, turn)) & within)
+
+
+def _end_at(turn: int, limit: Limit, members: Collection[Index], at: Index, mask: Seen) -> Seen:
+    """Show keys up to the limits of queries, or from them on, in some batch members."""
+    n, m = mask.shape
+    x = Place(np.arange(n)[:, None], np.arange(m), n, m, None)
+    return (mask | _find_past(mask, turn)) & limit.shows(x) if at[:-1] in members else mask
 
 
 def _choose_shift(far: Doubles, places: Places, last: int | None = None) -> tuple[int, float]:

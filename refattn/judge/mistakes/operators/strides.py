@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....arrays.library import Doubles
+from ....arrays.words import place
+from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
-from ..causes.sampled import Alternative, answer_places
+from ..causes.sampled import Alternative, Result, Rows, answer_places, attend, take_rows
+from ..causes.slips import score_all, weigh_keys
+from ..causes.wrong_rows import Sampled, number_sequences, row_sizes, thin
 
 PADDED_TO = (16, 32, 64, 128)  # to which rows may be padded
 _WORD_BITS = (8, 16, 32, 64)  # bits of a mask that are one number
 _STACKED = 2**22  # numbers of an array, at most, that is read with other strides
 _SPLIT_WRONGLY = 2**20  # the same of queries and keys, if each row is of another head
+_MOST_SUMMED, _LARGEST_EXPONENT = (
+    2**24,
+    300.0,
+)  # that are summed, at most; of weights, which stay finite
+_MOST_UNITS, _ROWS_OF_UNIT, _COLUMNS = 8, 4, 6  # that are looked at, of heads by sequences
+_NEAR, _MOST_READS, _LEFT = 25.0, 12, 9.0  # mean square of z, at most, of one row, and of all
+_NAMED = 3  # heads whose first rows are named
 
 
 def list_strides(problem: Problem) -> Iterator[Alternative]:
@@ -42,7 +54,6 @@ def list_strides(problem: Problem) -> Iterator[Alternative]:
     of_head = sum(problem.shape[:2]) * problem.first["q"].shape[1]
     if heads > 1 and problem.packed is None and heads * of_head <= _SPLIT_WRONGLY:
         yield from _list_split(problem, heads)
-    yield from _list_head_strides(problem)
     yield from _list_broadcast(problem)
     yield from _list_mask_strides(problem)
     yield from _list_member_strides(problem)
@@ -50,17 +61,24 @@ def list_strides(problem: Problem) -> Iterator[Alternative]:
 
 def _list_split(problem: Problem, heads: int) -> Iterator[Alternative]:
     """List kernels that read queries, keys and values, and write the output, with other strides."""
-    n, shared = problem.shape[0], heads // (problem.key_heads or heads)
-    # Where a row is computed: places of heads and queries are those of the output.
-    back = (lambda h, i: divmod(i * heads + h, n)), lambda h, i: divmod(h * n + i, heads)[::-1]
-    for (words, take), rule in zip(TURNED.items(), back, strict=True):
+    shared = heads // (problem.key_heads or heads)
+    for words, take in TURNED.items():
         turned = problem
         for x in "qkv":
             of_each = 1 if x == "q" else shared
             turned = turned.replaced(x, partial(_read_other, problem, x, of_each, take))
-        answer = partial(answer_places, turned, partial(_find_computed, rule, heads, n))
         text = f"queries, keys, values and the output have the strides of {words}"
-        yield Alternative(text, turned, answer=answer)
+        yield Alternative(text, turned, answer=dict(list_swaps(turned))[words])
+
+
+def list_swaps(problem: Problem) -> Iterator[tuple[str, Callable[[Rows], Result]]]:
+    """List results of which heads and rows are written in the order of the other."""
+    n, heads = problem.shape[0], problem.lead[-1] if problem.lead else 1
+    # Where a row is computed: places of heads and queries are those of the result.
+    back = (lambda h, i: divmod(i * heads + h, n)), lambda h, i: divmod(h * n + i, heads)[::-1]
+    for words, rule in zip(TURNED, back, strict=True):
+        if heads > 1:
+            yield words, partial(answer_places, problem, partial(_find_computed, rule, heads, n))
 
 
 def _find_computed(
@@ -70,33 +88,6 @@ def _find_computed(
     head, i = divmod(place, n)
     other, row = rule(head % heads, i)
     return head - head % heads + other, row
-
-
-def _list_head_strides(problem: Problem) -> Iterator[Alternative]:
-    """List heads of keys and values of which each begins too few, or too many, rows after another.
-
-    The rows may be counted by the keys that are seen, or by multiples of a block.
-    """
-    (n, m, _), heads = problem.shape, math.prod(problem.lead)
-    if heads == 1 or heads * m * problem.first["k"].shape[1] > _STACKED or problem.packed:
-        return
-    counts = {n, *((m // x + c) * x for x, c in product(PADDED_TO, (-1, 0, 1, 2)))}
-    if "mask" in problem.first:
-        counts |= {int(np.sum(np.any(problem.first["mask"], 0)))}
-    for names, rows in product(("kv", "k", "v"), sorted(counts - {0, m})):
-        moved = problem
-        for name in names:
-            moved = moved.replaced(name, partial(_read_from_start, problem, name, rows))
-        called = " and ".join({"k": "keys", "v": "values"}[x] for x in names)
-        yield Alternative(f"heads of {called} begin {rows} rows apart, not {m}", moved)
-
-
-def _read_from_start(problem: Problem, name: str, rows: int, index: Index, x: Any) -> Any:
-    shared = problem.lead[-1] // problem.key_heads if problem.key_heads else 1
-    heads = [problem.index_of(y) for y in range(0, math.prod(problem.lead), shared)]
-    flat = np.concatenate([problem.read(y)[name] for y in heads])
-    start = problem.number(index) // shared * rows
-    return np.take(flat, start + np.arange(len(x)), 0, mode="clip")
 
 
 def _list_broadcast(problem: Problem) -> Iterator[Alternative]:
@@ -253,3 +244,346 @@ def _read_other(
     heads = range(0, problem.lead[-1], shared)
     stack = np.stack([problem.read((*index[:-1], h))[name] for h in heads])
     return take(stack)[index[-1] // shared]
+
+
+class Way(NamedTuple):
+    """Which arrays are read at other rows, in which order rows lie, and how far apart keys are."""
+
+    names: str  # "kv", "k", "v" or "qkv"
+    by_token: bool  # whether the order is members, tokens, heads, and not members, heads, tokens
+    step: int  # rows from one key to the next
+
+
+ReaderName = tuple[Index, int]  # a head and a sequence
+
+
+class Reader(NamedTuple):
+    """Some rows of a head that see keys of one sequence."""
+
+    rows: Rows
+    sequence: int
+    keys: slice
+
+    @property
+    def name(self) -> ReaderName:
+        """The head and the sequence."""
+        return self.rows.at, self.sequence
+
+
+Stretch = tuple[int, int]  # the row of the first key, and how many keys
+
+
+class Memory(NamedTuple):
+    """Rows of q, k and v of all heads as they lie one after another; zeros are after the last."""
+
+    problem: Problem
+    heads: int  # of keys
+    share: int  # query heads of each of them
+    lay_out: Callable[[str, bool], Doubles]  # rows of an array, token by token or head by head
+
+    @classmethod
+    def of(cls, problem: Problem) -> Memory:
+        """Return the memory of a problem with heads."""
+        every, keys = problem.lead[-1], problem.key_heads or problem.lead[-1]
+
+        @lru_cache(maxsize=5)
+        def lay_out(name: str, by_token: bool) -> Doubles:
+            share = 1 if name == "q" else every // keys
+            heads = [x for x in np.ndindex(problem.lead) if x[-1] % share == 0]
+            stack = np.stack([problem.read(x)[name] for x in heads])
+            stack = stack.reshape(-1, every // share, *stack.shape[1:])
+            stack = np.swapaxes(stack, 1, 2) if by_token else stack
+            return np.asarray(stack.reshape(-1, stack.shape[-1]))
+
+        return cls(problem, keys, every // keys, lay_out)
+
+    def split(self, rows: Rows) -> Iterator[tuple[Any, Reader]]:
+        """Split rows of a head by the sequences that they are of."""
+        packed, numbers = self.problem.packed, number_sequences(self.problem, rows.queries)
+        if packed is None or numbers is None:
+            yield slice(None), Reader(rows, 0, slice(0, self.problem.shape[1]))
+            return
+        for s in np.unique(numbers).tolist():
+            some, keys = numbers == s, slice(*packed.keys[s : s + 2].tolist())
+            yield some, Reader(rows._replace(queries=rows.queries[some]), s, keys)
+
+    def say_start(self, name: ReaderName, row: int, by_token: bool) -> str:
+        """Say where a unit begins to read."""
+        (member, head, token), (at, s) = self.locate(row, by_token), name
+        sequence = f" of sequence {s}" if self.problem.packed is not None else ""
+        of = f" of member {member}" if len(self.problem.lead) > 1 else ""
+        return f"head {place(at)}{sequence} from token {token} of key head {head}{of} on"
+
+    def locate(self, row: Any, by_token: bool) -> tuple[Any, Any, Any]:
+        """Return the members, the key heads and the tokens of rows."""
+        m = self.problem.shape[1]
+        if by_token:
+            return row // self.heads // m, row % self.heads, row // self.heads % m
+        return row // m // self.heads, row // m % self.heads, row % m
+
+    def take_queries(self, unit: Reader, way: Way, first: Any) -> Doubles:
+        """Take the queries from where keys are read: (firsts, rows, columns)."""
+        n, heads = self.problem.shape[0], self.problem.lead[-1]
+        member, of_keys, token = self.locate(first, way.by_token)
+        head = of_keys * self.share + unit.rows.at[-1] % self.share
+        later = (token - unit.keys.start)[:, None] + unit.rows.queries
+        if way.by_token:
+            at = (member[:, None] * n + later) * heads + head[:, None]
+        else:
+            at = (member * heads + head)[:, None] * n + later
+        return _take_inside(self.lay_out("q", way.by_token), at)
+
+    def read(self, unit: Reader, way: Way | None = None, read: Stretch = (0, 0)) -> SoftmaxHead:
+        """Take the queries of a unit with its own keys, or with those that are read."""
+        head, j = take_rows(self.problem, unit.rows), unit.keys
+        arrays: dict[str, Any] = {"q": head.q, "k": head.k[j], "v": head.v[j]}
+        seen = np.ones((len(head.q), head.keys), bool) if head.mask is None else head.mask
+        seen, bias = seen[:, j], None if head.bias is None else head.bias[:, j]
+        if way is not None:
+            (first, count), keys = read, seen.shape[1]
+            more, at = ((0, 0), (0, max(count - keys, 0))), first + way.step * np.arange(count)
+            seen = np.pad(seen, more, constant_values=True)[:, :count]
+            bias = None if bias is None else np.pad(bias, more)[:, :count]
+            for x in way.names.replace("q", ""):
+                arrays[x] = _take_inside(self.lay_out(x, way.by_token), at)
+            if "q" in way.names:
+                arrays["q"] = self.take_queries(unit, way, np.array([first]))[0]
+        sink, head = head.sink, head._replace(**arrays, mask=seen, bias=bias, sink=None)
+        return head if sink is None else head.with_sink(sink)
+
+    def find(self, unit: Reader, got: Doubles, std: float, way: Way) -> list[Stretch]:
+        """Find where some rows may have read, and how many keys: what leaves only roundings."""
+        sizes = std * row_sizes(got)
+        # Keys are told best by the row that sees most of them.
+        seen: Any = self.read(unit).mask
+        row = [int(np.argmax(np.sum(seen, -1)))]
+        one = unit._replace(rows=unit.rows._replace(queries=unit.rows.queries[row]))
+        columns = thin(np.argsort(sizes[row[0]]), _COLUMNS)
+        nearest: dict[Stretch, float] = {}
+        for count, sums in self._sum(one, way, columns):
+            with np.errstate(all="ignore"):
+                z = (sums[:, 1:] / sums[:, :1] - got[row][:, columns]) / sizes[row][:, columns]
+            far = np.mean(np.square(z), -1)
+            first = int(np.argmin(np.where(np.isnan(far), math.inf, far)))
+            nearest[first, count] = float(far[first])
+        some = sorted((x for x, far in nearest.items() if far < _NEAR), key=nearest.__getitem__)
+        every = {x: attend(self.read(unit, way, x)).out for x in some[:_MOST_READS]}
+        return [x for x, y in every.items() if np.mean(np.square((y - got) / sizes)) < _LEFT]
+
+    def _sum(self, unit: Reader, way: Way, columns: Any) -> Iterator[tuple[int, Doubles]]:
+        """Sum weights, and weights times values, of a query from each row on: (rows, 1 + columns).
+
+        If it sees all keys it may see fewer, or more.
+        """
+        own = self.read(unit)
+        shown: Any = own.mask
+        (lse,), keys, k = attend(own).lse, own.keys, self.lay_out("k", way.by_token)
+        of_sink = 0.0 if own.sink is None else math.exp(own.sink - lse)
+        seen = np.where(shown[0], 1.0 if own.bias is None else np.exp(own.bias[0]), 0.0)
+        values, of_own = (
+            np.insert(x[:, columns], 0, 1.0, 1)
+            for x in (self.lay_out("v", way.by_token), own.v[:keys])
+        )
+        # The last of these rows is what lies past the end.
+        values = np.append(values, np.eye(1, values.shape[1]), 0)
+        bare = own._replace(k=np.append(k, 0 * k[:1], 0), bias=None, mask=None, sink=None)
+        first = int(np.sum(np.cumprod(seen == 1)))
+        in_turn = way.names == "kv" and not np.any(seen[first:])
+        terms = len(k) * (1 if in_turn else keys) * (_COLUMNS if way.names != "qkv" else k.shape[1])
+        if terms > _MOST_SUMMED:
+            return
+        slide = partial(_slide, count=keys, step=way.step)
+        if way.names == "v":
+            sums = slide(values) @ weigh_keys(own)[0][:, None]
+        elif way.names == "qkv":
+            q = self.take_queries(unit, way, np.arange(len(k)))
+            scores = own.scale * (q @ slide(bare.k))[:, 0]
+            scores = scores if own.softcap is None else own.softcap * np.tanh(scores / own.softcap)
+            sums = slide(values) @ (_exponentiate(scores - lse) * seen)[..., None]
+        else:
+            e = _exponentiate(score_all(bare).T - lse)
+            if way.names == "k":
+                sums = slide(e) @ (seen[:, None] * of_own)
+            elif not in_turn:
+                sums = slide(e * values) @ seen[:, None]
+            else:
+                most = min(2 * keys, _MOST_SUMMED // (len(k) * _COLUMNS)) if first == keys else 0
+                counts = range(1, most + 1) if most >= keys else [first]
+                runs = _lay_apart(e * values, max(counts), way.step)
+                runs = np.pad(np.cumsum(runs, 0), ((1, 0), (0, 0), (0, 0)))
+                for count in counts:
+                    sums = (runs[count:] - runs[:-count]).reshape(-1, values.shape[1])[: len(k)]
+                    yield (
+                        count if first == keys else keys,
+                        sums + of_sink * np.eye(1, sums.shape[1]),
+                    )
+                return
+        sums = sums.reshape(len(k), -1)
+        yield keys, sums + of_sink * np.eye(1, sums.shape[1])
+
+
+def _take_inside(rows: Doubles, at: Any) -> Doubles:
+    """Take some rows; zeros where there are none."""
+    inside = (at >= 0) & (at < len(rows))
+    return np.where(inside[..., None], rows[np.where(inside, at, 0)], 0.0)
+
+
+def _exponentiate(scores: Doubles) -> Doubles:
+    return np.exp(np.minimum(scores, _LARGEST_EXPONENT))
+
+
+def _lay_apart(rows: Doubles, more: int, step: int) -> Doubles:
+    """Lay rows by their place in a step, (steps, places, columns); the last is repeated after."""
+    many = -(-len(rows) // step) + more
+    past = np.repeat(rows[-1:], many * step - len(rows), 0)
+    return np.asarray(np.concatenate([rows, past]).reshape(many, step, -1))
+
+
+def _slide(rows: Doubles, count: int, step: int) -> Doubles:
+    """List so many rows, a step apart, from each on but the last: (rows, columns, count)."""
+    apart = np.lib.stride_tricks.sliding_window_view(_lay_apart(rows, count, step), count, 0)
+    return np.asarray(apart.reshape(-1, *apart.shape[2:])[: len(rows) - 1])
+
+
+def list_addresses(problem: Problem, wrong: Sequence[Sampled], std: float) -> Iterator[Alternative]:
+    """List kernels that read rows of other heads, tokens or members, or past the last key.
+
+    From which row each head reads, and how many, is what leaves its outputs only roundings.
+    """
+    if not problem.lead or (problem.packed is not None and problem.packed.table is not None):
+        return
+    memory = Memory.of(problem)
+    split = [(u, x.got[some]) for x in wrong for some, u in memory.split(x.rows)]
+    if not split or not all(np.all(np.isfinite(y)) and np.any(y) for _, y in split):
+        return
+    taken = []
+    for unit, got in (split[x] for x in thin(np.arange(len(split)), _MOST_UNITS)):
+        some = thin(np.arange(len(got) // 2, len(got)), _ROWS_OF_UNIT)  # that see many keys
+        rows = unit.rows._replace(queries=unit.rows.queries[some])
+        taken.append((unit._replace(rows=rows), got[some]))
+    orders = (False, True) if memory.heads > 1 else (False,)
+    steps = dict.fromkeys((1, memory.heads, problem.lead[-1]))
+    for way in (Way(*x) for x in product(("kv", "k", "v", "qkv"), orders, steps)):
+        found: dict[ReaderName, list[Stretch]] = {}
+        for unit, got in taken:
+            found[unit.name] = memory.find(unit, got, std, way)
+            if not found[unit.name]:
+                break
+        else:
+            yield from _name_reads(memory, way, [u.name for u, _ in split], found)
+            return
+
+
+class Rule(NamedTuple):
+    """The row of the first key as a sum of multiples of the places of members and heads."""
+
+    factors: tuple[int, int, int]  # of 1, of the member or sequence, and of the head
+    share: int  # query heads that are one head here
+    relative: bool  # whether rows are counted from the first of the sequence
+
+    def places(self, memory: Memory, unit: Reader) -> tuple[int, int, int]:
+        """Return what the factors are multiplied with."""
+        member, head = divmod(memory.problem.number(unit.rows.at), memory.problem.lead[-1])
+        return 1, member + unit.sequence, head // self.share
+
+    def start(self, memory: Memory, unit: Reader, by_token: bool) -> int:
+        """Return the row that is 0."""
+        return int(self.relative * unit.keys.start * (memory.heads if by_token else 1))
+
+    def first(self, memory: Memory, unit: Reader, by_token: bool) -> int:
+        """Return the row of the first key of a unit."""
+        factors = zip(self.factors, self.places(memory, unit), strict=True)
+        return int(self.start(memory, unit, by_token) + sum(x * y for x, y in factors))
+
+    def write(self, step: int, members: bool = True) -> str:
+        """Write the row of key j of a head."""
+        heads = "h" if self.share == 1 else f"(h // {self.share})"
+        of = "s" if self.relative else "b"
+        terms = [(self.factors[1] * members, of), (self.factors[2], heads), (step, "j")]
+        words = [x if c == 1 else f"{c} {x}" for c, x in terms if c]
+        return " + ".join(words + [str(x) for x in self.factors[:1] if x]).replace("+ -", "- ")
+
+
+def _find_rule(memory: Memory, by_token: bool, rows: Sequence[tuple[Reader, int]]) -> Rule | None:
+    """Find the rule that some first rows follow, if there is one."""
+    packed = memory.problem.packed is not None
+    for share, relative in product(dict.fromkeys((memory.share, 1)), (packed, False)):
+        rule = Rule((0, 0, 0), share, relative)
+        x = np.array([rule.places(memory, u) for u, _ in rows])
+        y = np.array([row - rule.start(memory, u, by_token) for u, row in rows])
+        varies = np.array([True, *np.any(x != x[:1], 0)[1:]])
+        factors = np.zeros(3, int)
+        factors[varies] = np.rint(np.linalg.lstsq(x[:, varies], y)[0]).astype(int)
+        if np.array_equal(x @ factors, y):
+            return rule._replace(factors=tuple(factors.tolist()))
+    return None
+
+
+def _name_reads(
+    memory: Memory, way: Way, wrong: Sequence[ReaderName], found: Mapping[ReaderName, list[Stretch]]
+) -> Iterator[Alternative]:
+    """Say from where units read: by a rule for all, or for the wrong ones, or of each."""
+    (n, m, _), packed = memory.problem.shape, memory.problem.packed is not None
+    heads = (Rows(x, np.arange(n), np.arange(m)) for x in np.ndindex(memory.problem.lead))
+    units = {u.name: u for x in heads for _, u in memory.split(x)}
+    lengths = {x: u.keys.stop - u.keys.start for x, u in units.items()}
+    # As many keys more in all of them: of those that fit the roundest number.
+    fits = [{count - lengths[x] for _, count in y} for x, y in found.items()]
+    whole = max(lengths.values())
+    fitting = sorted(set.intersection(*fits), key=lambda x: (x != 0, -math.gcd(whole + x, 64), x))
+    if not fitting:
+        return
+    more = fitting[0]
+    firsts = {x: next(y for y, z in reads if z - lengths[x] == more) for x, reads in found.items()}
+    step, of_heads = (memory.heads, 1) if way.by_token else (1, m)
+    given = Rule((0, 0 if packed else m * memory.heads, of_heads), memory.share, packed)
+    own = {x: given.first(memory, u, way.by_token) for x, u in units.items()}
+    # Right units read their own keys, if these may be told from what is read.
+    right = set(units) - set(wrong) if not more and way.step == step else set()
+    rules = [
+        (_find_rule(memory, way.by_token, [(units[x], (own | firsts)[x]) for x in y]), z)
+        for y, z in (([*firsts, *right], [*units]), ([*firsts], wrong))
+    ]
+    rule, names = next((x for x in rules if x[0] is not None), (None, wrong))
+    if rule is not None:
+        firsts = {x: rule.first(memory, units[x], way.by_token) for x in names}
+    elif len(firsts) < len(wrong):
+        return
+    order = "tokens before heads" if way.by_token else "heads before tokens"
+    called = {"k": "keys", "v": "values"}.get(way.names, "keys and values")
+    called = f"queries, {called}" if "q" in way.names else called
+    moved = [x for x in firsts if way.step != step or firsts[x] != own[x]]
+    starts = [memory.say_start(x, firsts[x], way.by_token) for x in moved[:_NAMED]]
+    text = f"{called} are read from other rows of memory with {order}: "
+    if not moved and more > 0:
+        end = firsts[wrong[0]] + step * lengths[wrong[0]]
+        text = f"{more} keys past the end are also read: rows that follow in memory with {order} "
+        text += f"({memory.say_start(wrong[0], end, way.by_token)}), 0 after the last"
+    elif not moved:
+        text = f"only the first {whole + more} keys are read"
+    elif rule is not None:
+        members = math.prod(memory.problem.lead[:-1]) > 1
+        row = f"key j of query head h{' of member b' * members}"
+        text += f"{row} is row {rule.write(way.step)}, not {given.write(step, members)}"
+        text += f"{' of those from the first of the sequence on' * rule.relative} ({starts[0]})"
+    else:
+        text += f"{f'every {way.step} rows, ' * (way.step > 1)}{', '.join(starts)}"
+        text += f" and {len(moved) - _NAMED} more" * (len(moved) > _NAMED)
+    if moved and more:
+        text += f"; {whole + more} keys are read, not {whole}" if not packed else f"; {more:+} keys"
+    reads = {x: (y, lengths[x] + more) for x, y in firsts.items()}
+    answer = partial(_answer_reads, memory, way, reads)
+    yield Alternative(text, memory.problem, answer=answer, named=rule is None)
+
+
+def _answer_reads(
+    memory: Memory, way: Way, reads: Mapping[ReaderName, Stretch], rows: Rows
+) -> Result:
+    """Compute some rows of a head from what its units read."""
+    result = Result(*(x.copy() for x in Alternative("", memory.problem).result(rows)))
+    for some, unit in memory.split(rows):
+        if unit.name in reads:
+            other = attend(memory.read(unit, way, reads[unit.name]))
+            for x, y in zip(result, other, strict=True):
+                x[some] = y
+    return result

@@ -53,6 +53,14 @@ CASES = {
         lambda: given((ahead(48, 80) <= 0) & ((ahead(48, 80) >= -20) | (np.arange(80) >= 32)), FEW,
             causal=True, window=(20, 0)),
         "the window is not applied to keys 32 and later"),
+    "window of later keys": (lambda: given((FAR > 0) & (FAR <= 16), window=(15, 15)),
+        "query i sees keys from i + 1 up to i + 16, and no others"),
+    "window of earlier keys": (lambda: given((FAR < -1) & (FAR >= -12), window=(20, 0)),
+        "query i sees keys from i - 12 up to i - 2, and no others"),
+    "window ahead": (lambda: given((ahead(48, 80) >= -30) & (ahead(48, 80) < -5), FEW),
+        "query i sees keys from i + 2 up to i + 26, and no others"),
+    "mask that is inverted": (lambda: given(FAR > 0, causal=True),
+        "query i sees keys from i + 1, and no others"),
     "mask that ends": (lambda: given(MASK | (J >= 40), mask=MASK), "keys 40 to 63 are not masked"),
     "mask that begins": (lambda: given(MASK | (J < 16), mask=MASK), "keys 0 to 15 are not masked"),
 }  # fmt: skip
@@ -96,3 +104,66 @@ def test_ends_of_masks_of_many_batch_members(members):
             assert text.endswith(" and so on" if np.ptp(late) else "too late")
         else:
             assert f"to {lengths[0, 0, 0, 0] + late[0, 0, 0, 0] - 1}" in text
+
+
+PADS = np.array([3, 7, 13])[:, None, None]
+PADDED = (FAR <= 0) & (J >= PADS)
+CHUNKED = PADDED & ((J - PADS) // 16 == (ROW - PADS) // 16)
+# Of members of a batch with padding before their keys: the mask, what is seen, and what is named.
+PADDED_CASES = {
+    "the mask begins 3 keys too early in batch member 0, 7 keys too early in batch member 1, 13 "
+    "keys too early in batch member 2, but only in": (
+        PADDED,
+        np.where(ROW >= 50, FAR <= 0, PADDED),
+    ),
+    "the window of query i starts at 16 (i // 16) in batch members 1, 2": (
+        *(CHUNKED, np.where(PADS > 3, PADDED & (J // 16 == ROW // 16), CHUNKED)),
+    ),
+    "the mask is read from the first batch member": (
+        PADDED,
+        np.broadcast_to(PADDED[:1], (3, N, N)),
+    ),
+    "the mask is read from the next batch member": (
+        *(rows := np.random.default_rng(5).random((3, N, N)) < 0.7,),
+        np.where(ROW >= 32, np.roll(rows, -1, 0), rows),
+    ),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", PADDED_CASES)
+def test_masks_of_batch_members(words):
+    mask, seen = (x[:, None] for x in PADDED_CASES[words])
+    arrays = [x.reshape(3, 2, N, 16) for x in draw(31, heads=6, n=N)[:3]]
+    with np.errstate(all="ignore"):
+        made = given(seen, arrays, mask=mask)
+    made["out"] = np.nan_to_num(made["out"])
+    (found,) = verify(**made, dtype="bfloat16", profile="flash").suspects
+    assert found.text.startswith(f"agrees if {words}")
+
+
+@pytest.mark.long
+def test_rows_of_zeros_have_no_factor():
+    made = given(CAUSAL, causal=True)
+    made["out"][1, :32] = 0
+    found = verify(**made, dtype="bfloat16").suspects
+    assert [x.text for x in found] == [
+        "head 1, queries 0 to 31: all numbers are 0, as if they were never computed"
+    ]
+
+
+@pytest.mark.long
+def test_keys_that_count_twice_are_those_of_the_sequence():
+    """Two sequences of 16 queries with 40 and 24 cached keys, of which 24 count twice."""
+    q, k, v, _ = draw(33, n=32, m=96)
+    offsets = np.array([0, 16, 32]), np.array([0, 56, 96])
+    of_query, of_key = (np.searchsorted(x, np.arange(x[-1]), "right") - 1 for x in offsets)
+    own = np.arange(32) - offsets[0][of_query] + np.diff(offsets[1])[of_query] - 16
+    near = np.arange(96) - offsets[1][of_key] <= own[:, None]
+    s = hide(scores(q, k), (of_query[:, None] == of_key) & near)
+    s[:, 16:, :80] += np.log(2)
+    made = {x: np.swapaxes(y, 0, 1) for x, y in zip("qkv", (q, k, v), strict=True)}
+    made |= {"out": np.swapaxes(fused(s, v)[0], 0, 1), "causal": True}
+    made |= {"cu_seqlens_q": offsets[0], "cu_seqlens_k": offsets[1]}
+    (found,) = verify(**made, dtype="bfloat16").suspects
+    assert "keys 56 to 79 count twice" in found.text

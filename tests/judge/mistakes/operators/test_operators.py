@@ -71,6 +71,12 @@ def spoiled():
     return given(S, mask=MASK) | {"v": v, "out": out}
 
 
+def memory(lay, count, stride=N):
+    """Scores and values of so many rows, of which those of the next head begin later."""
+    k, v = (lay(x)[stride * HEAD[..., 0] + np.arange(count)] for x in (K, V))
+    return scores(Q, k), v
+
+
 def padded(x, to):
     """Rows of an array are padded, and read as if they were not."""
     return np.pad(x, ((0, 0), (0, 0), (0, to - N))).reshape(4, -1)[:, : N * N].reshape(4, N, N)
@@ -300,7 +306,16 @@ CASES = {
     "stride of heads": (
         lambda: given(scores(Q, K.reshape(-1, 16)[64 * HEAD[..., 0] + J]),
             V.reshape(-1, 16)[64 * HEAD[..., 0] + J]),
-        "heads of keys and values begin 64 rows apart, not 96"),
+        "keys and values are read from other rows of memory with heads before tokens: key j of "
+        "query head h is row 64 h + j, not 96 h + j (head 1 from token 64 of key head 0 on)"),
+    "rows past the end": (
+        lambda: given(*memory(lambda x: np.pad(x.reshape(-1, 16), ((0, 32), (0, 0))), 128)),
+        "32 keys past the end are also read: rows that follow in memory with heads before tokens "
+        "(head 0 from token 0 of key head 1 on), 0 after the last"),
+    "rows of tokens": (
+        lambda: given(*memory(lambda x: x.swapaxes(0, 1).reshape(-1, 16)[: N + 3], N, 1)),
+        "keys and values are read from other rows of memory with tokens before heads: key j of "
+        "query head h is row h + j, not h + 4 j (head 0 from token 0 of key head 0 on)"),
     "stride of one number": (
         lambda: given(S + FLAT[(HEAD * N + ROW + J) % len(FLAT)],
             bias=np.repeat(BIAS[:, :, :1], N, -1)),
@@ -356,7 +371,8 @@ CASES = {
     "columns": (lambda: given(S, V[..., np.arange(16) ^ 4]),
         "values have the columns of others: 0 to 3 of head 0 are 4 to 7 of 0, 4 to 7 of head 0"),
     "a page of zeros": (lambda: given(scores(Q, paged(K)), paged(V)),
-        "keys and values 0 to 31 are read from other heads: head 0 from head 1, head 1 has zeros"),
+        "tiles are read from elsewhere: in head 0 keys and values 0 to 31 are those of 0 to 31 of "
+        "head 1, in head 1 keys and values 0 to 31 are 0"),
     "half of each tile": (lambda: seen(CAUSAL & (J % 32 < 16)),
         "keys 16 to 31 of each 32 are left out"),
     "weights alone in tiles": (lambda: halves(J % 32 < 16, 1) | {"mask": None},
