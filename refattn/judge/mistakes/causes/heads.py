@@ -16,12 +16,13 @@ from ....arrays.words import place
 from ...rounding.problems import Index, Problem
 from ..operators.maps import HeadRule, list_group_rules, list_head_rules, list_heads_read
 from .sampled import Alternative, Result, Rows, attend, read_heads, show_band
+from .slips import list_parts
 from .wrong_rows import Sample, differ, divide
 
 _HEADS, _ROWS = 32, 8  # that are compared with those of a wrong head, at most
 _NEUTRAL = {"mask": True, "bias": 0.0, "sinks": -math.inf}  # values that change nothing
 _COMPARED_PAIRS = 2**22  # of queries and keys, at most, of masks and biases that are compared
-_MOST_TILES = 64  # of keys, at most
+_MASKS = 64  # of heads, that are looked at
 _LEFT_OF_SUM = 0.1  # of the squared error, at most, that sums of heads leave
 _NO_PART = 0.02  # of a sum of heads, at most
 _MOST_FACTOR = 4.0  # of an output that is added: a larger one is another mistake
@@ -86,6 +87,9 @@ def _list_arrays(
         return Alternative("", scaled)
 
     yield "each head holds the output of", partial(read_heads, problem), False
+    for j in _list_empty_parts(problem):
+        words = f"keys {j.start} to {j.stop - 1}, of which a head sees none, are merged as those of"
+        yield words, partial(_merge_with, problem, j), False
     for names, words in (("kv", "keys and values"), ("v", "values"), ("k", "keys")):
         yield f"{words} are read from", partial(take, names), False
     given = "".join(x for x in "qkv" if f"{x}_scale" in problem.first)
@@ -97,6 +101,34 @@ def _list_arrays(
         if name in problem.first and (name == "sinks" or n * m <= _COMPARED_PAIRS):
             words = f"the {name.replace('sinks', 'sink')} is read from"
             yield words, partial(take_or_lack, name), True
+
+
+def _list_empty_parts(problem: Problem) -> Iterator[slice]:
+    """List parts of the keys of which some heads see no key by the mask, and others some."""
+    if "mask" not in problem.first or problem.packed is not None:
+        return
+    some = [np.any(problem.read(x)["mask"], 0) for x in np.ndindex(problem.lead)][:_MASKS]
+    for _, edges in list_parts(problem):
+        for j in map(slice, edges, [*edges[1:], problem.shape[1]]):
+            if 0 < np.sum(np.any(np.stack(some)[:, j], -1)) < len(some):
+                yield j
+
+
+def _merge_with(problem: Problem, j: slice, to: HeadRule) -> Alternative:
+    """Merge the result of heads that see no key of a part with that of the part in others."""
+    given = Alternative("", problem)
+
+    def answer(rows: Rows) -> Result:
+        own, other = given.result(rows), to(rows.at)
+        mask = given.head(rows._replace(keys=rows.keys[j])).mask
+        if other == rows.at or mask is None or mask.any():
+            return own
+        part = given.result(rows._replace(at=other, keys=rows.keys[j]))
+        lse = np.logaddexp(own.lse, part.lse)
+        out, more = (np.exp(x.lse - lse)[:, None] * x.out for x in (own, part))
+        return Result(out + more, lse, np.maximum(own.top, part.top))
+
+    return Alternative("", problem, answer=answer)
 
 
 def list_of_heads(
