@@ -97,7 +97,7 @@ def test_libraries_agree_beyond_every_block(backend, name, shape):
         np.testing.assert_allclose(got, want, rtol=0, atol=largest(case.atol(p, options)))
 
 
-SIZES = [(3, 1.0), (1, 10.0), (64, 100.0), (2, 1e3)]
+LEAVES = [(3, 1.0), (1, 10.0), (64, 100.0), (2, 1e3)]
 MORE = [*product((1, 2, 64), (1e-3, 1.0, 10.0, 100.0, 1e3))]
 VARIANTS = [  # queries, keys, mask, causal
     (5, 7, "none", False), (8, 3, "none", True), (4, 9, "none", True), (6, 6, "keys", True),
@@ -108,7 +108,7 @@ VARIANTS = [  # queries, keys, mask, causal
 @pytest.mark.sweep(8)
 @pytest.mark.parametrize(
     ("d", "size"),
-    [*SIZES, *(pytest.param(*x, marks=pytest.mark.long) for x in MORE if x not in SIZES)],
+    [*LEAVES, *(pytest.param(*x, marks=pytest.mark.long) for x in MORE if x not in LEAVES)],
 )
 @pytest.mark.long("float32+64", "second order+64")
 @pytest.mark.parametrize("name", [x for x, case in CASES.items() if case.digits])
@@ -310,7 +310,7 @@ def test_pullbacks_agree_with_difference_quotients(name, causal, mask):
     agrees(case.fn, case.formula, arrays, options, rng)
 
 
-SIZES = [  # leading axes, queries, keys, mask, causal: within a leaf, and past it
+PAST_A_LEAF = [  # leading axes, queries, keys, mask, causal: within a leaf, and past it
     *(("none", 5, 7, "none", False), ("grouped", 140, 155, "keys", True)),
     *(("none", 150, 150, "rows", False), ("values", 257, 129, "none", True)),
 ]
@@ -321,7 +321,7 @@ SIZES = [  # leading axes, queries, keys, mask, causal: within a leaf, and past 
 @those("vjp")
 def test_vjp_returns_the_bits_of_the_function(name, dtype):
     """A step on the tape computes what it computes off it: no other form, scale or order."""
-    for where in SIZES:
+    for where in PAST_A_LEAF:
         case, arrays, options, _ = differentiable(name, *where, dtype=dtype)
         got, want = vjp(case.fn, **arrays, **options)[0], case.fn(**arrays, **options)
         np.testing.assert_array_equal(got, want)

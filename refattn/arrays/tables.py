@@ -10,24 +10,12 @@ from .words import head_number
 
 
 class Column(NamedTuple):
-    """A name, and how what is under it is written.
+    """A name, and how what is under it is written."""
 
-    Attributes
-    ----------
-    name : str
-        The key of a value in a row; ``a.b`` is the key b of what is under a.
-    show : callable or None
-        Writes a value on a page; None for a column that pages leave out.
-    unit : str
-        What the value is measured in or relative to, where its name does not say so.
-    drop : int
-        Pages that are too narrow leave out columns of 1 first, then of 2, ...; never those of 0.
-    """
-
-    name: str
-    show: Callable[[Any], str] | None = str
-    unit: str = ""
-    drop: int = 0
+    name: str  # the key of a value in a row; a.b is the key b of what is under a
+    show: Callable[[Any], str] | None = str  # on a page; None for a column that pages leave out
+    unit: str = ""  # what it is measured in or relative to, where its name does not say so
+    drop: int = 0  # too narrow pages leave out columns of 1 first, then of 2, ...; none of 0
 
     def value(self, row: Any) -> Any:
         """Return what a row has under the name; None where it has nothing."""
@@ -44,24 +32,12 @@ class Column(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows under columns.
+    """Rows under columns."""
 
-    Attributes
-    ----------
-    name : str
-        The key of the rows in JSON.
-    rows : sequence of mappings
-        Values by name; JSON has all, pages and CSV those under a column.
-    columns : sequence of Column
-        Those of a page and of CSV, in order.
-    keys : int
-        How many columns at the start say which row it is.
-    """
-
-    name: str
-    rows: Sequence[Mapping[str, Any]]
+    name: str  # the key of the rows in JSON
+    rows: Sequence[Mapping[str, Any]]  # JSON has all values, pages and CSV those under a column
     columns: Sequence[Column]
-    keys: int = 1
+    keys: int = 1  # how many columns at the start say which row it is
 
     def part(self, name: str) -> Table:
         """Take what the rows have under one name, beside their first column.

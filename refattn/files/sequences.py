@@ -22,6 +22,10 @@ _Integers = npt.NDArray[np.int64]
 
 OFFSETS = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k")  # of sequences one after another
 PAGES_HEADS_FIRST = "hnd"  # the layout (blocks, heads, block size, size)
+_BLOCK_ORDERS = (  # of blocks: axes, and the layout with what it means
+    ("heads, block size", f"{PAGES_HEADS_FIRST}: heads before block size"),
+    ("block size, heads", "bhnd: block size before heads"),
+)
 LAYOUTS = ("bhnd", "bnhd", PAGES_HEADS_FIRST)
 LENGTHS = ("cache_seqlens", "seqlens")  # of sequences with keys in blocks
 TABLE = "block_table"
@@ -182,18 +186,19 @@ def _put_tokens_first(
 ) -> None:
     """Put tokens before heads in blocks, and in their scales; refuse blocks that ask for it."""
     count, *axes, _ = arrays["k"].shape
-    if layout == PAGES_HEADS_FIRST:
+    heads, most = arrays["q"].shape[2], np.max(lengths, initial=0)
+    fits = [y and heads % y == 0 and blocks * x >= most for x, y in (axes, axes[::-1])]
+    heads_first = layout == PAGES_HEADS_FIRST
+    if fits[not heads_first] and not fits[heads_first]:
+        (rule, _), (_, other) = _BLOCK_ORDERS if heads_first else _BLOCK_ORDERS[::-1]
+        raise ValueError(
+            f"`k` must have axes (blocks, {rule}, size) with `{TABLE}`, got shape "
+            f"{arrays['k'].shape}, which fits layout {other}."
+        )
+    if heads_first:
         of_blocks = [SCALES[x] for x in "kv" if np.shape(arrays.get(SCALES[x], 0))[:1] == (count,)]
         for name in ("k", "v", *(x for x in of_blocks if arrays[x].ndim > 2)):
             arrays[name] = np.swapaxes(arrays[name], 1, 2)
-        return
-    heads, most = arrays["q"].shape[2], np.max(lengths, initial=0)
-    fits = [y and heads % y == 0 and blocks * x >= most for x, y in (axes, axes[::-1])]
-    if fits[1] and not fits[0]:
-        raise ValueError(
-            f"`k` must have axes (blocks, block size, heads, size) with `{TABLE}`, got shape "
-            f"{arrays['k'].shape}, which fits layout {PAGES_HEADS_FIRST}: heads before block size."
-        )
 
 
 def _keep_alike(x: Any, others: Any) -> Any:

@@ -21,13 +21,7 @@ NONE = "none"
 
 
 class Run(NamedTuple):
-    """Known from running the library, of the version in its row.
-
-    Attributes
-    ----------
-    test : str
-        The test of tests/judge/conformance/test_conventions.py that does.
-    """
+    """Known from running the library, of the version in its row, by a test."""
 
     test: str
 
@@ -36,34 +30,20 @@ class Run(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Known from reading a file, not run.
-
-    Attributes
-    ----------
-    repository, path, version : str
-        Where it is, and the tag or release that was read.
-    """
+    """Known from reading a file, not run."""
 
     repository: str
     path: str
-    version: str
+    version: str  # the tag or release that was read
 
     def __str__(self) -> str:
         return f"{self.repository} {self.version}, {self.path}"
 
 
 class Cell(NamedTuple):
-    """What a library does for one option.
+    """What a library does for one option, and what that is known from."""
 
-    Attributes
-    ----------
-    value : object
-        One of the option's values.
-    source : Run or Read
-        What that is known from.
-    """
-
-    value: Any
+    value: Any  # one of the option's values
     source: Run | Read
 
     @property
@@ -73,33 +53,14 @@ class Cell(NamedTuple):
 
 
 class Option(NamedTuple):
-    """A column of the table.
-
-    Attributes
-    ----------
-    meaning : str
-        What it is.
-    values : mapping
-        Its values, each with its meaning; none where any is possible.
-    """
+    """A column of the table."""
 
     meaning: str
-    values: Mapping[str, str] = MappingProxyType({})
+    values: Mapping[str, str] = MappingProxyType({})  # and their meanings; none where any may be
 
 
 class Library(NamedTuple):
     """A row of the table.
-
-    Attributes
-    ----------
-    function : str
-        What is called.
-    version : str
-        The release that was run or read.
-    arrays : mapping
-        Tags that say which arrays it takes.
-    cells : mapping
-        A `Cell` for each option that is known.
 
     Examples
     --------
@@ -109,9 +70,9 @@ class Library(NamedTuple):
     """
 
     function: str
-    version: str
-    arrays: Mapping[str, Any]
-    cells: Mapping[str, Cell]
+    version: str  # the release that was run or read
+    arrays: Mapping[str, Any]  # tags that say which arrays it takes
+    cells: Mapping[str, Cell]  # of each option that is known
 
     @property
     def tags(self) -> dict[str, Any]:

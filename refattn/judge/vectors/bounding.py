@@ -8,9 +8,17 @@ import numpy as np
 
 from ... import registry
 from ...arrays.library import Floats
-from .cases import GRADIENTS, Case
+from .cases import Case
 from .drawing import Recipe
-from .formulas import HeadArrays, formula_of, has_chunks, heads_of_case, truth, value_of, with_lse
+from .formulas import (
+    HeadArrays,
+    case_pullback,
+    has_chunks,
+    heads_of_case,
+    truth,
+    value_of,
+    with_lse,
+)
 
 
 def bounds(case: Recipe | Case, values: dict[str, Floats]) -> tuple[float, dict[str, Floats]]:
@@ -41,7 +49,8 @@ def bounds(case: Recipe | Case, values: dict[str, Floats]) -> tuple[float, dict[
     conds, rows = zip(*(_bound_head(case, head) for head in heads_of_case(case)), strict=True)
     size = {"out": np.reshape(rows, (*x["q"].shape[:-1], 1))}
     if "d_out" in x:
-        size |= _gradient_sizes(case)
+        terms = case_pullback(case, 50, absolute=True)[1]
+        size |= {name: _of_rows(name, x) for name, x in terms.items()}
     if features != "trigonometric":
         size = {name: _largest_size(rows, name) for name, rows in size.items()}
     if with_lse(case):
@@ -154,114 +163,10 @@ def _terms_of_coreset(case: Recipe | Case, head: HeadArrays) -> Any:
     return max(terms) * mp.mnorm(gram, "F") * mp.mnorm(mp.inverse(gram), "F")
 
 
-# --- gradients -----------------------------------------------------------------------------------
-
-
-def _gradient_sizes(case: Recipe | Case) -> dict[str, Floats]:
-    """Return sums of absolute terms of gradients, over all heads that share the argument."""
-    of_head = _by_sample if registry.ESTIMATORS[case.estimator].has("per-query") else _by_query
-    of_heads, sizes = [of_head(case, head) for head in heads_of_case(case)], {}
-    for name in of_heads[0]:
-        x, rows = case.inputs[name], np.stack([sizes[name] for sizes in of_heads])
-        lead = x.shape[: x.ndim + 1 - rows.ndim]
-        sizes[GRADIENTS[name]] = rows.reshape(*lead, -1, *rows.shape[1:]).sum(len(lead))
-    return sizes
-
-
-def _by_query(case: Recipe | Case, head: HeadArrays) -> dict[str, Floats]:
-    """Return sums of pairs of a query and a key, times how far the argument moves their logarithm.
-
-    A query and a key move the pairs that they are in, all else moves every pair.
-    """
-    g, p = truth().numbers(head.d_out), _pair_weights(case, head)
-    dropout = 1.0 if head.dropout is None else head.dropout
-    pairs, delta = _pair_sizes(p, g, head)
-    sizes = {"v": ((p * dropout).T @ _row_lengths(g))[:, None], "bias": pairs}
-    if head.sinks is not None:
-        sizes["sinks"] = ((1 - p.sum(1)) * delta).sum()
-    sizes = {name: rows for name, rows in sizes.items() if name in case.inputs}
-    for name, way in _log_slopes(case, head).items():
-        if name in case.inputs:
-            x, moved = getattr(head, name), pairs * way
-            sums = {"q": moved.sum(1), "k": moved.sum(0)}
-            rows = sums.get(name, np.full(len(x), moved.sum()))
-            sizes[name] = rows.reshape(-1, *[1] * (x.ndim - 1))
-    return sizes
-
-
-def _by_sample(case: Recipe | Case, head: HeadArrays) -> dict[str, Floats]:
-    """Sum pairs where each sample of a query has weights of its own: it moves them.
-
-    The output is the mean over samples.
-    """
-    assert head.omega is not None
-    assert head.d_out is not None
-    n, samples, d = head.omega.shape
-    q, g, visible = (np.repeat(x, samples, 0) for x in (head.q, head.d_out, head.visible))
-    omega, g = head.omega.reshape(-1, 1, d), truth().numbers(g) / samples
-    p = _pair_weights(case, head._replace(q=q, omega=omega, visible=visible))
-    pairs, root = _pair_sizes(p, g, head)[0], _root(case.arguments["scale"], d)
-    w, b = _row_lengths(omega[:, 0])[:, None], _row_lengths(head.k) * root
-    return {
-        "q": np.zeros((n, 1), int),
-        "k": (pairs * (w + b) * root).sum(0)[:, None],
-        "v": (p.T @ _row_lengths(g))[:, None],
-        "omega": (pairs * b).sum(1).reshape(n, samples, 1),
-    }
-
-
-def _pair_sizes(p: Floats, g: Floats, head: HeadArrays) -> tuple[Floats, Floats]:
-    """Bound cotangents of log weights p by absolute terms: p (g . v - g . out + d_lse).
-
-    The second is what all pairs of a query have in common, g . out - d_lse.
-    """
-    products = abs(g) @ abs(truth().numbers(head.v)).T
-    products = products if head.dropout is None else products * head.dropout
-    delta = (p * products).sum(1) + abs(truth().numbers(head.d_lse))
-    return np.asarray(p * (products + delta[:, None])), np.asarray(delta)
-
-
-def _pair_weights(case: Recipe | Case, head: HeadArrays) -> Floats:
-    """Return weights of pairs, (n, m); where they have signs, a bound of their sums."""
-    if case.arguments.get("features") != "trigonometric":
-        inputs = {name: getattr(head, name) for name in GRADIENTS if name in case.inputs}
-        inputs |= {"v": np.eye(len(head.k)), "visible": head.visible}
-        inputs |= {} if "slopes" not in case.inputs else {"bias": head.bias}
-        return formula_of(case)(**inputs)[:, : len(head.k)]
-    assert head.omega is not None
-    root = _root_of_case(case, head)
-    kernel, most = (
-        np.where(
-            head.visible, _trigonometric(head.q, w, root) @ _trigonometric(head.k, w, root).T, 0
-        )
-        for w in (head.omega, 0 * head.omega)
-    )
-    total = abs(kernel.sum(1))[:, None]
-    terms, p = (abs(x) / np.where(total == 0, 1, total) for x in (most, kernel))
-    return np.asarray(terms + p * terms.sum(1)[:, None])
-
-
-def _log_slopes(case: Recipe | Case, head: HeadArrays) -> dict[str, Any]:
-    """Bound how far arguments move the logarithms of the kernel and the normalisers."""
-    root = _root_of_case(case, head)
-    a, b = _row_lengths(head.q)[:, None] * root, _row_lengths(head.k) * root
-    if registry.ESTIMATORS[case.estimator].has("feature-map"):
-        return {"q": 1, "k": 1}  # at most: phi' <= phi
-    if head.omega is None:
-        return {"q": b * root, "k": a * root}
-    w, mu = _longest_row(head.omega), 0 if head.centres is None else _longest_row(head.centres)
-    return {
-        "q": (w + a) * root,
-        "k": (w + b) * root,
-        "omega": a + b + mu,
-        "log_weight": 1,
-        "centres": w + mu,
-    }
-
-
-def _row_lengths(x: Floats) -> Floats:
-    squares = (truth().numbers(x) ** 2).sum(-1)
-    return np.array([truth().context().sqrt(e) for e in squares.ravel()]).reshape(squares.shape)
+def _of_rows(name: str, terms: Floats) -> Floats:
+    """Return the largest of each row of tokens or samples."""
+    alone = name in ("d_bias", "d_sinks", "d_log_weight")
+    return terms if alone else np.max(terms, axis=-1, keepdims=True)
 
 
 def _longest_row(x: Floats) -> Any:

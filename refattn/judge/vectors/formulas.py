@@ -110,7 +110,7 @@ def heads_of_case(case: Recipe | Case) -> list[HeadArrays]:
     ]  # fmt: skip
 
 
-def formula_of(case: Recipe | Case, dps: int = 50) -> Callable[..., Floats]:
+def formula_of(case: Recipe | Case, dps: int = 50, *changes: Edit) -> Callable[..., Floats]:
     """Return the output; of exact attention its log normaliser as one more column."""
     record = registry.ESTIMATORS[case.estimator]
     # The same formula has the same name there.
@@ -122,7 +122,7 @@ def formula_of(case: Recipe | Case, dps: int = 50) -> Callable[..., Floats]:
     known = {option: x for option, x in case.arguments.items() if option not in others}
     if record.has("exact"):
         return partial(_attend_exactly_by_case, case, dps, **known)
-    function = partial(getattr(truth().formulas(dps), name), **known)
+    function = partial(getattr(truth().formulas(dps, *changes), name), **known)
     # Weights of keys that are made for all queries know one row of what is hidden.
     coreset = "indices" in case.inputs and "log_probability" not in case.inputs
     rows = -1 if coreset or has_chunks(case) else slice(None)  # the last sees all others
@@ -149,23 +149,41 @@ def solve(case: Recipe | Case, dps: int) -> dict[str, Floats]:
     if record.has("pairs"):
         return {"out": formulas.kernel_estimate(**x, **case.arguments)}
     d_v, lse = x["v"].shape[-1], with_lse(case)
+    out, cotangents = case_pullback(case, dps)
+    lses = {"lse": out[..., d_v]} if lse else {}
+    return {"out": out[..., :d_v]} | lses | cotangents
+
+
+def case_pullback(
+    case: Recipe | Case, dps: int, *, absolute: bool = False
+) -> tuple[Floats, dict[str, Floats]]:
+    """Return the output and its log normaliser in one, and cotangents, or their absolute terms."""
+    x, features = case.inputs, case.arguments.get("features") if absolute else ""
+    changes = [_BY_FEATURES] if features == "trigonometric" else []
+    columns = x["v"].shape[-1] + with_lse(case)
 
     def outputs(**sloped: Any) -> Floats:
         arrays = arranged(case, dps, **sloped)
         cotangents = ("d_out", "d_lse")
         arrays = {name: value for name, value in arrays.items() if name not in cotangents}
-        return np.asarray(formula_of(case, dps)(**arrays)[..., : d_v + lse])
+        return np.asarray(formula_of(case, dps, *changes)(**arrays)[..., :columns])
 
-    if "d_out" in x:
-        cotangent = [x["d_out"], *(x[name][..., None] for name in x if name == "d_lse")]
-        sloped = {name: x[name] for name in GRADIENTS if name in x}
-        out, pulled = truth().pull_back(outputs, np.concatenate(cotangent, -1), dps=dps, **sloped)
-    else:
-        out, pulled = outputs(), {}
-    lses = {"lse": out[..., d_v]} if lse else {}
-    return {"out": out[..., :d_v]} | lses | {GRADIENTS[name]: g for name, g in pulled.items()}
+    if "d_out" not in x:
+        return outputs(), {}
+    cotangent = [x["d_out"], *(x[name][..., None] for name in x if name == "d_lse")]
+    sloped = {name: x[name] for name in GRADIENTS if name in x}
+    out, found = truth().pull_back(
+        outputs, np.concatenate(cotangent, -1), dps=dps, absolute=absolute, **sloped
+    )
+    return out, {GRADIENTS[name]: g for name, g in found.items()}
 
 
+# Kernels are products of features in most programs: their terms are larger.
+_BY_FEATURES = Edit(
+    "random_feature_attention",
+    "xp.cos(z_q - z_k)",
+    "(xp.cos(z_q) * xp.cos(z_k) + xp.sin(z_q) * xp.sin(z_k))",
+)
 _BLOCK = 8  # queries that are computed at once
 # Scores and bias are capped together.
 _CAPPED_LAST = Edit(

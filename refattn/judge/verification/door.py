@@ -422,7 +422,8 @@ def try_other_layout(
     other = {"bhnd": "bnhd", "bnhd": "bhnd"}.get(layout)
     looks_transposed = problem.lead[-1:] > (max(n, m),)
     if problem.packed is not None:  # blocks may be, whatever their sizes
-        looks_transposed, other = problem.packed.table is not None, PAGES_HEADS_FIRST
+        looks_transposed = problem.packed.table is not None
+        other = PAGES_HEADS_FIRST if layout != PAGES_HEADS_FIRST else "bhnd"
     if not looks_transposed or other in (None, layout) or verdict.verdict != "FAIL":
         return verdict
     with suppress(TypeError, ValueError):  # shapes that have no such layout

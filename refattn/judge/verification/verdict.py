@@ -274,7 +274,9 @@ def join_verdicts(verdicts: dict[str, Verdict], alpha: float, parts: int) -> Ver
     if [*verdicts] == ["out"] and parts == 1:
         return verdicts["out"]
     verdicts = {x: y._replace(of=x) for x, y in verdicts.items()}
-    first = min(verdicts.values(), key=lambda x: ("FAIL", "UNDERPOWERED", "PASS").index(x.verdict))
+    order = "FAIL", "UNDERPOWERED", "PASS"
+    # Of those that fail, one with a cause tells most.
+    first = min(verdicts.values(), key=lambda x: (order.index(x.verdict), not x.suspects))
     seconds = sum(x.seconds for x in verdicts.values())
     return first._replace(alpha=alpha, seconds=seconds, parts=verdicts)
 

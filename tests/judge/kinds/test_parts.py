@@ -145,7 +145,17 @@ WRONG_MERGES = {
     "weights of parts are lse, not e^lse": weigh(lambda lse: np.maximum(lse, 0)),
     "only the part with the largest lse is used": weigh(lambda lse: 1.0 * (lse == lse.max(0))),
     "the running lse of the merge is never updated": running_merge,
+    "part 2 has the lse of the merge": lambda out, lse: weigh(np.exp)(
+        out, replaced(lse, 2, np.logaddexp.reduce(lse))
+    ),
+    "lse of part 0 is in base 2": lambda out, lse: weigh(np.exp)(
+        out, replaced(lse, 0, np.log2(np.e) * lse[0])
+    ),
 }
+
+
+def replaced(lse, part, other):
+    return np.where(np.arange(len(lse))[:, None, None] == part, other, lse)
 
 
 def merge_of(out, lse, parts):
@@ -156,6 +166,19 @@ def posed(out, part_out, part_lse):
     given = {"part_out": part_out, "part_lse": part_lse, "part_keys": KEYS}
     problem = pose_arrays(*inputs())._replace(storage="bfloat16")
     return pose_parts({"out": Part(problem, Numbers(out.__getitem__, "bfloat16"))}, given)
+
+
+@pytest.mark.long
+def test_lse_of_a_part_is_read_with_other_strides():
+    """It was written as (rows, heads), and is read as (heads, rows)."""
+    q, k, v = (bf16(np.random.default_rng(8).standard_normal((4, 64, 16))) for _ in range(3))
+    found = [decode_chunk(q, k[:, a:b], v[:, a:b]) for a, b in ((0, 40), (40, 64))]
+    out, lse = (np.stack(x) for x in zip(*found, strict=True))
+    wrong = replaced(lse, 1, lse[1].T.reshape(lse[1].shape))
+    given = {"part_out": out, "part_lse": lse, "part_keys": np.array([0, 40, 64])}
+    merge = refattn.verify(q=q, k=k, v=v, out=combine(out, wrong), **given, dtype="bfloat16")
+    words = "lse of part 1 is read with the strides of (heads, rows), not (rows, heads)"
+    assert merge.suspects[0].text == f"agrees if {words}"  # though the output alone has no cause
 
 
 def judge_merge(out, part_out, part_lse, profile=None):

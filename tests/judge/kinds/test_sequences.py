@@ -138,6 +138,9 @@ def test_heads_before_tokens_in_pages(tmp_path, axes):
     np.testing.assert_array_equal(tensors.read("k", (0, 0))[:7], pages[:7, 0])
     with pytest.raises(ValueError, match="which fits layout hnd"):  # pages of 2 are too short
         refattn.verify(**arrays, **options)
+    arrays |= {"k": k, "v": v, "k_scale": scale[:, 0, :, 0] if axes == (0, 2) else scale}
+    with pytest.raises(ValueError, match="which fits layout bhnd"):
+        refattn.verify(**arrays, **options, layout="hnd")
     with pytest.raises(ValueError, match="`layout` hnd must come with `block_table`"):
         refattn.verify(q=q, k=q, v=q, out=q, layout="hnd")
 
@@ -153,6 +156,9 @@ def test_pages_that_fit_both_layouts_are_tried_in_the_other():
     assert refattn.verify(**arrays, layout="hnd").verdict == "PASS"
     (cause,) = refattn.verify(**arrays).suspects
     assert cause.text == "the arrays look transposed: pass layout='hnd'"
+    arrays |= {"k": k.swapaxes(1, 2), "v": v.swapaxes(1, 2)}
+    (cause,) = refattn.verify(**arrays, layout="hnd").suspects
+    assert cause.text == "the arrays look transposed: pass layout='bhnd'"
 
 
 def test_gradients_of_packed_sequences():

@@ -47,17 +47,8 @@ class Crash(Refusal):
 class Elsewhere:
     """A callable that another process imports: none of its code runs in this one.
 
-    Parameters
-    ----------
-    find : callable
-        Imports the callable in that process, to which it is pickled.
-    timeout : float, optional
-        Seconds that this may take.
-
-    Raises
-    ------
-    ValueError
-        What `find` raises, in its words, or that it did not end.
+    `find` is pickled, and imports it there in at most `timeout` seconds. What `find` raises, or
+    that it did not end, is raised as a ValueError here, in its words.
     """
 
     def __init__(self, find: Callable[[], Any], timeout: float | None = None) -> None:

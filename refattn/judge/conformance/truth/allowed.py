@@ -160,6 +160,11 @@ def rounding(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0
     half an eps of the absolute terms for each of them. A quotient N / D of sums with cancellation,
     of condition c = sum |terms| / |D|, is off by c eps of the largest value through N, and by c eps
     of itself through D.
+
+    Derivatives by the tape times the rounding of each step are 3 to 300 times smaller, but need a
+    cotangent for each number of the output: 2 to 20 ms a call for 5 queries, .5 to 17 s for 24,
+    where this takes .1 ms, in checks with 300 calls. Of coresets they bound one way to solve, whose
+    error others exceed ninefold.
     """
     if adapter.has("recurrent"):
         return measured(adapter, arrays, options)[0]
@@ -253,6 +258,9 @@ def pulled_rounding(
     p (g . v_j - g . out_i) times how a pair's log weight moves. Sums over queries and keys may be
     running ones. Where weights have signs their sizes count, once more for the normaliser; those of
     frequencies that are not known are at most 1, for weights without.
+
+    What the function itself loses in the dtype is no bound: where a weight is 1 it may lose 0,
+    and other right pullbacks an eps of g . v.
     """
     q, k, v = (np.asarray(x, float) for x in arrays)
     n, m, g = q.shape[-2], k.shape[-2], np.abs(d_out)

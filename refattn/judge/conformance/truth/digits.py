@@ -183,6 +183,10 @@ class _Multiprecision:
                 out[i] = _Traced(out[i], traced[0].tape, *((e.at, 1) for e in traced))
         return np.expand_dims(out, axis) if keepdims else out
 
+    def max(self, x: Any, **axes: Any) -> Floats:
+        # Formulas take a largest exponent off all, which cancels: it needs no derivative.
+        return np.asarray(np.max(np.frompyfunc(_value, 1, 1)(x), **axes))
+
     def where(self, condition: Any, x: Any, y: Any) -> Floats:
         # NumPy would mix floats into an array of objects.
         x, y = (self.asarray(e) if isinstance(e, float) else e for e in (x, y))
@@ -253,14 +257,21 @@ def attend(*arrays: Any, dps: int = 50, **options: Any) -> tuple[Floats, Floats]
 
 
 def pull_back(
-    function: Callable[..., Floats], cotangent: Any, *, dps: int = 50, **arrays: Any
+    function: Callable[..., Floats],
+    cotangent: Any,
+    *,
+    dps: int = 50,
+    absolute: bool = False,
+    **arrays: Any,
 ) -> tuple[Floats, dict[str, Floats]]:
     r"""Evaluate a function of these arrays, and pull a cotangent back to each of them.
 
     .. math:: \bar x = \sum_i \bar g_i \, \partial f_i / \partial x
 
     From the end to the beginning of what the function computes, by the rules for sums, products,
-    quotients and elementary functions: no formula of a pullback is used.
+    quotients and elementary functions: no formula of a pullback is used. If it is `absolute`, all
+    derivatives and cotangents are taken at their sizes, so that no terms cancel: what roundings are
+    relative to.
 
     Examples
     --------
@@ -273,16 +284,16 @@ def pull_back(
     trace = np.frompyfunc(lambda e: _Traced(e, tape), 1, 1)
     traced = {name: np.asarray(trace(xp.asarray(x)), object) for name, x in arrays.items()}
     out = function(**traced)
-    found = [xp.mp.mpf(0)] * len(tape)
+    found, size = [xp.mp.mpf(0)] * len(tape), abs if absolute else operator.pos
     for y, g in zip(out.ravel(), numbers(cotangent, dps=dps).ravel(), strict=True):
         if isinstance(y, _Traced):
-            found[y.at] += g
+            found[y.at] += size(g)
     # A number is made of earlier ones: its own derivative is complete when its turn comes.
     for at in range(len(tape) - 1, -1, -1):
         # Numbers of which the result is not made have no derivative to hand on.
         if found[at]:
             for origin, slope in tape[at]:
-                found[origin] += found[at] * slope
+                found[origin] += found[at] * size(slope)
     pulled = np.frompyfunc(lambda e: found[e.at], 1, 1)
     value = np.frompyfunc(_value, 1, 1)
     return value(out), {name: np.asarray(pulled(x), object) for name, x in traced.items()}

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
+from ..operators.arrays import list_row_strides
 from ..operators.strides import PADDED_TO, list_overlapping, list_strides
 from .changed_inputs import list_narrow, list_scales, list_undivided
 from .choices import list_choices, list_merges
@@ -441,6 +442,7 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
             text = f"the scale is multiplied by {words} again for each tile of {size} keys"
             yield Alternative(text, grown)
     yield from list_strides(problem)
+    yield from list_row_strides(problem)
     yield from list_narrow(problem)
     yield from list_scales(problem)
     yield from list_undivided(problem)

@@ -18,7 +18,7 @@ import numpy as np
 
 from ....arrays.blocks import blocks
 from ....arrays.library import Doubles
-from ...rounding.head import attend_rows, scan_tile
+from ...rounding.head import Tile, attend_rows, scan_tile
 from ...rounding.problems import Gradient, Index, Problem
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
@@ -79,7 +79,7 @@ class Candidate(NamedTuple):
     of: str = ""  # name of the gradient that was written by mistake
     to: str = ""  # and of that in whose place it is
     read: Callable[[Lookup, Index], HeadPass] = lambda look, at: look(at)
-    scores: Callable[[Doubles], Doubles] = lambda x: x  # of the backward pass
+    tile: Callable[[Tile], Tile] = lambda x: x  # scores of the backward pass, and their slopes
     added: Mapping[tuple[str, Index], Doubles] = {}  # to each row, by gradient and head
     answer: Callable[[str, Index, Sequence[Index]], Doubles] | None = None  # of all of a head
 
@@ -109,6 +109,8 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     for (words, take), name in product({**_BESIDE, **places}.items(), LENT):
         text = f"{LENT[name]} is read from {words}"
         yield Candidate(text, read=partial(read_elsewhere, name, take))
+    for words, change_slope in _SLOPES.items() if forward.softcap is not None else ():
+        yield Candidate(f"the derivative of the soft cap is {words}", tile=change_slope)
     for text, (name, kept) in _OTHERWISE.items():
         yield Candidate(text, change=partial(_keep, name, kept))
     for size in (x for x in (1, *TILE_SIZES) if x < n and gradient.of != "dq"):
@@ -208,6 +210,11 @@ _OTHERWISE: Mapping[str, tuple[str, Callable[[Kept], Doubles]]] = {
     "weights are not divided by their sum: lse is the largest score": ("lse", lambda y: y.top),
     "weights are divided twice by their sum": ("lse", lambda y: 2 * y.lse - y.top),
 }
+_SLOPES: Mapping[str, Callable[[Tile], Tile]] = {
+    "left out": lambda x: x._replace(slope=1.0),
+    "applied twice": lambda x: x._replace(slope=np.square(x.slope)),
+    "1 - tanh, not 1 - tanh^2": lambda x: x._replace(slope=1 - np.asarray(x.ratio)),
+}
 _BESIDE: Mapping[str, Take] = {
     "the query before": lambda get, at: np.roll(get(at), 1, 0),
     "the next query": lambda get, at: np.roll(get(at), -1, 0),
@@ -271,15 +278,15 @@ def _deal(heads: Sequence[Index], keys: int) -> Shares:
 
 
 def compute_gradient(
-    back: BackwardHead, kept: Kept, of: str, scores: Callable[[Doubles], Doubles] = lambda x: x
+    back: BackwardHead, kept: Kept, of: str, change: Callable[[Tile], Tile] = lambda x: x
 ) -> Doubles:
     """Compute a gradient from log normalisers and D that may be those of another problem."""
-    weights, rows = factor_gradient(back, kept, of, scores)
+    weights, rows = factor_gradient(back, kept, of, change)
     return weights @ rows
 
 
 def factor_gradient(
-    back: BackwardHead, kept: Kept, of: str, scores: Callable[[Doubles], Doubles] = lambda x: x
+    back: BackwardHead, kept: Kept, of: str, change: Callable[[Tile], Tile] = lambda x: x
 ) -> tuple[Doubles, Doubles]:
     """Return the two factors of a gradient, which is a sum over keys (dq) or queries."""
     head, g, keys = back.head, back.d_out, slice(0, back.head.keys)
@@ -291,8 +298,8 @@ def factor_gradient(
     with np.errstate(all="ignore"):
         # Where no key is seen lse is -inf, and all weights are 0.
         lse = np.where(np.isfinite(kept.lse), kept.lse, math.inf).reshape(len(kept.lse), -1)
-        delta = kept.delta.reshape(len(lse), -1)
-        p = np.exp(scores(tile.scores) - lse)
+        delta, tile = kept.delta.reshape(len(lse), -1), change(tile)
+        p = np.exp(tile.scores - lse)
         p = p if tile.visible is None else np.where(tile.visible, p, 0.0)
         if of == "dv":
             return p.T, rows
@@ -369,11 +376,21 @@ class Backward:
 
     def predict(self, one: Candidate, of: str, index: Index, some: Any) -> Doubles:
         """Compute a gradient for some rows of a head."""
+        if one.answer is not None:
+            return np.asarray(
+                one.answer(one.of or of, index, self.gradients[of].heads[index])[some]
+            )
+        total: Any = one.added.get((of, index), 0.0)
+        for weights, rows in self.list_factors(one, of, index, some):
+            total = total + weights @ rows
+        return np.asarray(total)
+
+    def list_factors(
+        self, one: Candidate, of: str, index: Index, some: Any
+    ) -> Iterator[tuple[Doubles, Doubles]]:
+        """List the two factors of some rows of a gradient for each query head with a part in it."""
         gradient = self.gradients[of]
         wanted = one.of or of
-        if one.answer is not None:
-            return np.asarray(one.answer(wanted, index, gradient.heads[index])[some])
-        total: Any = one.added.get((of, index), 0.0)
         look = partial(self.keep, of, number=one.number, own=one.own)
         share = count_once if wanted == "dq" else one.share  # each query has one head
         for head, weight in share(gradient.heads[index]):
@@ -392,8 +409,8 @@ class Backward:
             again = BackwardHead(taken, back.d_out[i], None)
             # Parts of the keys may have their own.
             left = Kept(*(x[i] if x.ndim == 1 else x[np.ix_(i, rows.keys)] for x in kept))
-            total = total + weight * compute_gradient(again, left, wanted, one.scores)
-        return np.asarray(total)
+            factors = factor_gradient(again, left, wanted, one.tile)
+            yield weight * factors[0], factors[1]
 
     def list_counted(self) -> Iterator[Candidate]:
         """List passes in which tiles of keys count otherwise in dq, or of queries in dk and dv."""

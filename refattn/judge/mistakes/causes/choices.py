@@ -14,6 +14,7 @@ from ....arrays.library import Doubles
 from ...rounding.formats import FORMATS
 from ...rounding.problems import Index, Problem
 from ..operators.maps import list_head_rules
+from ..operators.strides import TURNED
 from .sampled import Alternative, Seen
 
 
@@ -22,6 +23,7 @@ def _set_column(at: int, x: Any, _: int) -> Any:
 
 
 _TWICE = "a key that is chosen twice counts twice"
+_MERGED_HEADS = 64  # whose parts are read with other strides
 _CHOICE_SIZES = [2**x for x in range(8)]  # of blocks of queries, and of what is left out
 # What kernels may read in place of the keys that queries chose, (queries, S), of so many keys.
 _CHOICES: Mapping[str, Callable[[Any, int], Any]] = {
@@ -193,11 +195,39 @@ def list_merges(problem: Problem) -> Iterator[Alternative]:
     for part, one in enumerate(np.eye(len(sizes))):
         merges[f"part {part} counts twice"] = partial(_weigh_part, one * math.log(2))
         merges[f"part {part} is left out"] = partial(_weigh_part, np.where(one, -math.inf, 0.0))
+        merges[f"part {part} has the lse of the merge"] = partial(_take_merged, one)
+        merges[f"lse of part {part} is in base 2"] = partial(_change_base, one)
     for pair in combinations(range(len(sizes)), 2):
         text = f"parts {pair[0]} and {pair[1]} have each other's weights"
         merges[text] = partial(_exchange_parts, pair)
     for text, change in merges.items():
         yield Alternative(text, problem.replaced("bias", partial(_change_weights, change, sizes)))
+    every = np.ones(len(sizes), bool)
+    which = {"the parts": every}
+    which |= {f"part {x}": np.arange(len(sizes)) == x for x in range(len(sizes))}
+    few = problem.lead and problem.lead[-1] > 1 and math.prod(problem.lead) <= _MERGED_HEADS
+    for (called, some), (words, turn) in product(which.items(), TURNED.items() if few else ()):
+        text = f"lse of {called} is read with the strides of {words}"
+        turned = partial(_turn_parts, problem, some, turn)
+        yield Alternative(text, problem.replaced("bias", turned))
+
+
+def _take_merged(one: Any, lse: Any, _: Any) -> Any:
+    return np.where(one, np.logaddexp.reduce(lse, 1)[:, None], lse)
+
+
+def _change_base(one: Any, lse: Any, _: Any) -> Any:
+    return np.where(one, math.log2(math.e) * lse, lse)
+
+
+def _turn_parts(
+    problem: Problem, some: Any, turn: Callable[[Any], Any], index: Index, bias: Any
+) -> Any:
+    """Read the log normalisers of some parts, of (heads, rows), with other strides."""
+    heads = ((*index[:-1], h) for h in range(problem.lead[-1]))
+    every = np.stack([problem.read(x)["bias"][0].reshape(len(bias), -1) for x in heads])
+    found = np.where(some, turn(every)[index[-1]], every[index[-1]])
+    return np.broadcast_to(found.reshape(1, -1), bias.shape)
 
 
 def _weigh_part(log: Any, lse: Any, _: Any) -> Any:

@@ -14,13 +14,20 @@ import numpy as np
 from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.formats import FORMATS, Format
+from ...rounding.head import Tile
 from ...rounding.problems import Gradient, Index
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ...verification.empty_rows import find_unseen
 from ...verification.findings import ONLY_IN, Part, Suspect
 from ..defects.catalogue import Mutant
-from ..operators.groups import list_moved_terms, list_regrouped, list_weighed
+from ..operators.backward_places import (
+    list_limited,
+    list_moved_terms,
+    list_of_tiles,
+    list_regrouped,
+    list_weighed,
+)
 from ..operators.intervals import find_interval
 from ..operators.maps import write_shift
 from ..operators.tiles import describe_keys
@@ -432,7 +439,7 @@ def _list_rounded_scores(back: Backward) -> Iterator[Candidate]:
     reads: Any = Candidate("").read, partial(_take_delta_of_out, back.first)
     for name, (words, factor), read in product(("bfloat16", "float16"), by.items(), reads):
         text = f"in the backward pass {words} rounded to {name}"
-        yield Candidate(text, read=read, scores=partial(_round_scores, FORMATS[name], factor))
+        yield Candidate(text, read=read, tile=partial(_round_scores, FORMATS[name], factor))
 
 
 def _take_delta_of_out(gradient: Gradient, look: Lookup, at: Index) -> HeadPass:
@@ -441,8 +448,8 @@ def _take_delta_of_out(gradient: Gradient, look: Lookup, at: Index) -> HeadPass:
     return back, kept if out is None else kept._replace(delta=np.sum(d_out * out, -1))
 
 
-def _round_scores(to: Format, by: float, scores: Doubles) -> Doubles:
-    return np.asarray(by * to.round(scores / by))
+def _round_scores(to: Format, by: float, tile: Tile) -> Tile:
+    return tile._replace(scores=by * to.round(tile.scores / by))
 
 
 def _list_solved(back: Backward) -> Iterator[Candidate]:
@@ -531,6 +538,8 @@ _LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
     _list_other_strides,
     _list_rounded_scores,
     list_regrouped,
+    list_limited,
+    list_of_tiles,
     _list_added_rows,
     list_moved_terms,
     _list_solved,

@@ -6,24 +6,23 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ....arrays.blocks import blocks
 from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.problems import Index, Problem
 from ..operators.maps import HeadRule, list_group_rules, list_head_rules, list_heads_read
 from .sampled import Alternative, Result, Rows, attend, read_heads, show_band
-from .slips import TILE_SIZES, weigh_keys
-from .wrong_rows import Sample, Sampled, differ, divide, row_sizes
+from .slips import list_parts
+from .wrong_rows import Sample, differ, divide
 
 _HEADS, _ROWS = 32, 8  # that are compared with those of a wrong head, at most
 _NEUTRAL = {"mask": True, "bias": 0.0, "sinks": -math.inf}  # values that change nothing
 _COMPARED_PAIRS = 2**22  # of queries and keys, at most, of masks and biases that are compared
-_MOST_TILES = 64  # of keys, at most
+_MASKS = 64  # of heads, that are looked at
 _LEFT_OF_SUM = 0.1  # of the squared error, at most, that sums of heads leave
 _NO_PART = 0.02  # of a sum of heads, at most
 _MOST_FACTOR = 4.0  # of an output that is added: a larger one is another mistake
@@ -88,6 +87,9 @@ def _list_arrays(
         return Alternative("", scaled)
 
     yield "each head holds the output of", partial(read_heads, problem), False
+    for j in _list_empty_parts(problem):
+        words = f"keys {j.start} to {j.stop - 1}, of which a head sees none, are merged as those of"
+        yield words, partial(_merge_with, problem, j), False
     for names, words in (("kv", "keys and values"), ("v", "values"), ("k", "keys")):
         yield f"{words} are read from", partial(take, names), False
     given = "".join(x for x in "qkv" if f"{x}_scale" in problem.first)
@@ -99,6 +101,34 @@ def _list_arrays(
         if name in problem.first and (name == "sinks" or n * m <= _COMPARED_PAIRS):
             words = f"the {name.replace('sinks', 'sink')} is read from"
             yield words, partial(take_or_lack, name), True
+
+
+def _list_empty_parts(problem: Problem) -> Iterator[slice]:
+    """List parts of the keys of which some heads see no key by the mask, and others some."""
+    if "mask" not in problem.first or problem.packed is not None:
+        return
+    some = [np.any(problem.read(x)["mask"], 0) for x in np.ndindex(problem.lead)][:_MASKS]
+    for _, edges in list_parts(problem):
+        for j in map(slice, edges, [*edges[1:], problem.shape[1]]):
+            if 0 < np.sum(np.any(np.stack(some)[:, j], -1)) < len(some):
+                yield j
+
+
+def _merge_with(problem: Problem, j: slice, to: HeadRule) -> Alternative:
+    """Merge the result of heads that see no key of a part with that of the part in others."""
+    given = Alternative("", problem)
+
+    def answer(rows: Rows) -> Result:
+        own, other = given.result(rows), to(rows.at)
+        mask = given.head(rows._replace(keys=rows.keys[j])).mask
+        if other == rows.at or mask is None or mask.any():
+            return own
+        part = given.result(rows._replace(at=other, keys=rows.keys[j]))
+        lse = np.logaddexp(own.lse, part.lse)
+        out, more = (np.exp(x.lse - lse)[:, None] * x.out for x in (own, part))
+        return Result(out + more, lse, np.maximum(own.top, part.top))
+
+    return Alternative("", problem, answer=answer)
 
 
 def list_of_heads(
@@ -138,44 +168,9 @@ def describe_numbers(text: str, numbers: Mapping[Index, float]) -> str:
 
 def list_other_places(problem: Problem, sample: Sample) -> Iterator[Alternative]:
     """List kernels in which what wrong heads hold is from elsewhere, by what they hold."""
-    yield from list_pages(problem, sample)
     yield from list_other_queries(problem, sample)
     yield from list_summed(problem, sample)
     yield from list_spilled(problem, sample.wrong)
-
-
-def list_pages(problem: Problem, sample: Sample) -> Iterator[Alternative]:
-    """List kernels in which a tile of keys, or values, is one of another head: the one that fits.
-
-    It is of the same place in that head or, if queries see all keys, of any.
-    """
-    m, wrong = problem.shape[1], [x for x in sample.heads if x.wrong.any()]
-    sizes = [x for x in TILE_SIZES if x < m <= _MOST_TILES * x]
-    others = [*np.ndindex(problem.lead)]
-    if not (sizes and 1 < len(others) <= _HEADS) or problem.packed is not None:
-        return
-    some = [x.take(np.flatnonzero(x.wrong)[:_ROWS]) for x in wrong]
-    for names, called in (("kv", "keys and values"), ("k", "keys"), ("v", "values")):
-        pages = Pages(problem, names, sample.unit, others)
-        nearest = {x.rows.at: pages.find(x, sizes) for x in some}
-        off = {
-            tile: sum(x[tile][0] for x in nearest.values()) for tile in nearest[wrong[0].rows.at]
-        }
-        size, at = min(off, key=off.__getitem__)
-        to = {head: x[size, at][1:] for head, x in nearest.items()}
-        moved = problem
-        for name in names:
-            moved = moved.replaced(name, partial(_turn_page, problem, name, size, at, to))
-        last = min(at * size + size, m) - 1
-        words = (
-            f"head {place(x)} has zeros"
-            if y is None
-            else f"head {place(x)} from head {place(y)}"
-            + f" at {source * size} to {min(source * size + size, m) - 1}" * (source != at)
-            for x, (y, source) in to.items()
-        )
-        text = f"{called} {at * size} to {last} are read from other heads: {', '.join(words)}"
-        yield Alternative(text, moved, named=True)
 
 
 def list_other_queries(problem: Problem, sample: Sample) -> Iterator[Alternative]:
@@ -289,69 +284,3 @@ def _spill(problem: Problem, count: int, step: int, factor: float, rows: Rows) -
     late = Alternative("", taken, lambda x: band(x._replace(i=x.i + x.n))).result(rows)
     first = rows.queries < count
     return Result(*(np.where(first, y.T, x.T).T for x, y in zip(own, late, strict=True)))
-
-
-def _turn_page(
-    problem: Problem,
-    name: str,
-    size: int,
-    at: int,
-    to: Mapping[Index, tuple[Index | None, int]],
-    head: Index,
-    x: Any,
-) -> Any:
-    """Put a tile of another head, or zeros, in the place of one."""
-    other, source = to.get(head, (head, at))
-    page = (0 * x if other is None else problem.read(other)[name])[source * size :][:size]
-    return np.concatenate([x[: at * size], page, x[at * size + len(page) :]])
-
-
-class Pages(NamedTuple):
-    """Tiles of some arrays of all heads, of which one may be read in place of another."""
-
-    problem: Problem
-    names: str  # "k", "v" or "kv"
-    unit: float
-    heads: Sequence[Index]
-
-    def find(
-        self, x: Sampled, sizes: Sequence[int]
-    ) -> dict[tuple[int, int], tuple[float, Index | None, int]]:
-        """Find what fits best in place of each tile: how far it is, the head, and the tile there.
-
-        Tiles are given by size and number; the head itself is none that fits, zeros are.
-        """
-        given = Alternative("", self.problem)
-        exact = given.result(x.rows)
-        scale, whole = self.unit * row_sizes(exact.out), given.head(x.rows).mask is None
-        every = np.concatenate([exact.out, np.ones((len(exact.out), 1))], -1)
-        heads = [y for y in self.heads if y != x.rows.at]
-        found: dict[tuple[int, int], tuple[float, Index | None, int]] = {}
-        for size in sizes:
-            mine = self._sum(x, exact.lse, x.rows.at, size)
-            for other in (*sorted(heads, key=lambda y: y[-1] != x.rows.at[-1]), None):
-                theirs = self._sum(x, exact.lse, other, size)
-                # Tiles from other places fit only where no mask depends on the place, and all are
-                # full.
-                full = whole and self.names == "kv" and len(mine) <= _CROSSED
-                full = full and self.problem.shape[1] % size == 0 and other is not None
-                shifts = range(len(mine)) if full else range(1)
-                for shift in shifts:  # in the same place first
-                    # One tile less, another one more, in the sums of values and, as last column, of
-                    # weights.
-                    sums = every - mine + np.roll(theirs, -shift, 0)
-                    z = divide(differ(sums[..., :-1] / sums[..., -1:], x.got), scale)
-                    for at, off in enumerate(np.sum(z * z, (1, 2)).tolist()):
-                        if off < found.get((size, at), (math.inf,))[0]:
-                            found[size, at] = off, other, (at + shift) % len(mine)
-        return found
-
-    def _sum(self, x: Sampled, lse: Doubles, at: Index | None, size: int) -> Doubles:
-        """Sum weights over tiles, with values and 1: (tiles, rows, columns + 1)."""
-        taken = self.problem.with_arrays_of(self.names, lambda own: own if at is None else at)
-        for name in self.names if at is None else "":
-            taken = taken.replaced(name, lambda _, y: 0 * y)
-        head = Alternative("", taken).head(x.rows)
-        w = weigh_keys(head, lse)
-        values = np.concatenate([head.v[: head.keys], np.ones((head.keys, 1))], -1)
-        return np.stack([w[:, j] @ values[j] for j in blocks(0, head.keys, size)])

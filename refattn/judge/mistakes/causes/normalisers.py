@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,9 +14,11 @@ from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...verification.findings import ONLY_IN, Numbers, Suspect
 from ..operators.maps import list_heads_read
+from ..operators.strides import PADDED_TO, list_swaps
+from .alternatives import list_alternatives
 from .places import list_places
-from .sampled import Alternative, Result, Rows, read_heads
-from .slips import NORMALISERS
+from .sampled import Alternative, Result, Rows, answer_places, read_heads
+from .slips import NORMALISERS, PARTS
 from .suspects import as_suspect
 from .wrong_rows import FAR, Sample, Sampled, differ, divide, error_of_lse, finite, thin
 
@@ -120,6 +123,36 @@ def list_exchanged_normalisers(
             return
     for words, to, _ in list_heads_read(problem, far):
         yield f"that of {words}", read_heads(problem, to)
+
+
+def list_moved_normalisers(
+    problem: Problem,
+) -> Iterator[tuple[str, Callable[[Rows], Result]]]:
+    """List results that are written to other places, or are those of other kernels."""
+    for words, swapped in list_swaps(problem):
+        yield f"transposed, with the strides of {words}", swapped
+    n, keys, _ = problem.shape
+    for size in PADDED_TO if math.prod(problem.lead) > 1 else ():
+        if apart := -n % size:
+            text = f"read {n} by {n} rows, but heads are written {n + apart} rows apart"
+            yield text, partial(answer_places, problem, (n + apart).__rdivmod__)
+    for parts in (x for x in PARTS if x < keys):
+        size = -(-keys // parts)
+        for words, j in (("first", slice(size)), ("last", slice((parts - 1) * size, keys))):
+            text = f"computed from the {words} of {parts} parts of the keys"
+            yield text, partial(_take_part, problem, j)
+    smooth = problem.replaced("k", lambda _, k: k - np.mean(k, 0))
+    text = "computed from keys minus their mean: scale q . mean(k) is missing"
+    yield text, Alternative("", smooth).result
+    for alternative in list_alternatives(problem):
+        if alternative.move is not None:
+            yield f"that of {alternative.text.split(' the output of ')[-1]}", alternative.result
+        else:
+            yield f"computed as if {alternative.text}", alternative.result
+
+
+def _take_part(problem: Problem, j: slice, rows: Rows) -> Result:
+    return Alternative("", problem).result(rows._replace(keys=rows.keys[j]))
 
 
 def name_offset(

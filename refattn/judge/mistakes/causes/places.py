@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +22,20 @@ from ...verification.findings import Numbers, Suspect, describe_span, name_heads
 from ...verification.verdict import Verdict
 from .sampled import Rows, attend, take_rows
 from .slips import weigh_keys
-from .wrong_rows import POWER, Sample, differ, divide, find_tiles, number_sequences
+from .wrong_rows import (
+    FAR,
+    POWER,
+    Sample,
+    differ,
+    divide,
+    find_tiles,
+    number_sequences,
+    row_sizes,
+)
 
 _ROWS_NAMED = 4  # rows that are named one by one, at most
 _ALL = 0.95  # of the rows, at most, that are a part of them
+_STALE, _FEWEST_STREWN = "never written (stale), or computed from something else", 8  # rows
 _UNLIKE = 0.3  # correlation, at most, of numbers that have nothing to do with the exact ones
 _NUMBERS = 256  # at least, by which that is said
 _NEAR_ONE = 0.01  # that a factor differs from 1, at least
@@ -147,6 +158,9 @@ def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Ite
     where = ", ".join(list_places(problem, sample)) or "all wrong rows"
     if not np.all(np.isfinite(got)) or not np.any(right):
         return
+    if strewn := _describe_strewn(problem, sample, exact):
+        yield strewn
+        return
     # Causes of whole gradients have a search of their own.
     if problem.gradient is not None and not part:
         return
@@ -164,9 +178,12 @@ def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Ite
     else:
         rows = np.flatnonzero(sample.wrong.any(0))
         n = sample.wrong.shape[1]
-        # Whole tiles up to the end, in every head: as a loop that stops one tile early leaves them.
-        tail = rows[0] % _TILES[0] == 0 and sample.wrong[:, rows[0] :].all() and 0 < rows[0] < n
-        found = _describe_part(where, got, right, bool(tail))
+        # Whole tiles, in every head: as a loop that stops or begins elsewhere leaves them.
+        tiles = rows[0] % _TILES[0] == 0 and sample.wrong[:, rows[0] : rows[-1] + 1].all()
+        tiles = tiles and (rows[-1] + 1 == n or (rows[-1] + 1) % _TILES[0] == 0) and len(rows) < n
+        tail = "the last tile was never written, or its queries were not read"
+        what = tail if rows[-1] + 1 == n else f"these tiles were {_STALE}"
+        found = _describe_part(where, got, right, what if tiles else _STALE)
         yield from (x for x in found if problem.gradient is None or "precision" not in x)
 
 
@@ -189,6 +206,41 @@ def list_added_numbers(problem: Problem, sample: Sample, exact: Sequence[Doubles
     yield f"{where}: numbers are the exact ones and {others}, as if sums were not set to 0 before"
 
 
+def _describe_strewn(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> str:
+    """Say by which rule of rows and columns numbers are wrong, if it is one of both."""
+    heads = zip(sample.heads, exact, strict=True)
+    found = [
+        (x.rows.queries, x.got, y, divide(differ(x.got, y), sample.unit * row_sizes(y)))
+        for x, y in heads
+    ]
+    i, got, right, z = map(np.concatenate, zip(*found, strict=True))
+    wrong, c = np.abs(z) > FAR, np.arange(got.shape[1])
+    if len(i) < _FEWEST_STREWN or not 0 < np.sum(wrong) < wrong.size / 2:
+        return ""
+    if wrong.any(0).sum() * wrong.any(1).sum() < 2 * np.sum(wrong):
+        return ""  # whole rows, or columns
+    for (of_row, row), (of_column, column) in product(_list_digits(i), _list_digits(c)):
+        marked = row[:, None] == column
+        if np.sum(wrong & marked) > _ALL * max(np.sum(wrong), np.sum(marked)):
+            one = {"queries": "query", "keys": "key"}[problem.rows]
+            text = f"numbers where {one} {of_row} = column {of_column}"
+            if not np.any(got[marked]):
+                return f"{text} are 0, as if they were never written"
+            if abs(_correlate(got[marked], right[marked])) < _UNLIKE:
+                return f"{text} are unlike the exact ones, as if they were never written"
+    return ""
+
+
+def _list_digits(x: Any) -> Iterator[tuple[str, Any]]:
+    """List what kernels make of a place: over a number, and the remainder by another."""
+    sizes = [2**y for y in range(8) if 2**y <= np.max(x)]
+    for size, count in product(sizes, [*sizes[1:], 0]):
+        words = (
+            f"// {size}" * (size > 1) + " " * (size > 1 and count > 0) + f"% {count}" * (count > 0)
+        )
+        yield words, x // size % count if count else x // size
+
+
 def _correlate(x: Doubles, y: Doubles) -> float:
     return float(np.sum(x * y) / max(math.sqrt(np.sum(x * x) * np.sum(y * y)), 1e-300))
 
@@ -199,7 +251,7 @@ def _take_means(heads: Sequence[tuple[Doubles, Doubles]]) -> Iterator[Doubles]:
         yield np.concatenate([x - np.mean(x, 0) for x in arrays if len(x)])
 
 
-def _describe_part(where: str, got: Doubles, right: Doubles, tail: bool) -> Iterator[str]:
+def _describe_part(where: str, got: Doubles, right: Doubles, what: str) -> Iterator[str]:
     """Say that numbers are a factor too large, or have nothing to do with the exact ones."""
     product, size = np.sum(got * right), np.sum(right * right)
     left = np.sum(np.square(got - product / size * right))
@@ -212,8 +264,6 @@ def _describe_part(where: str, got: Doubles, right: Doubles, tail: bool) -> Iter
     elif abs(product / size - 1) > _NEAR_ONE and left < most:
         yield f"{where}: numbers are {product / size:.4g} times as large as they should be"
     elif got.size >= _NUMBERS and abs(_correlate(got, right)) < _UNLIKE:
-        tail_words = "the last tile was never written, or its queries were not read"
-        what = tail_words if tail else "never written (stale), or computed from something else"
         yield f"{where}: numbers are unlike the exact ones, as if {what}"
     else:
         yield from by_rows

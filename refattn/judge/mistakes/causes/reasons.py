@@ -55,7 +55,7 @@ from .sampled import Alternative
 from .search import leave_roundings, search_causes, search_columns, search_written
 from .states import explain_states
 from .suspects import as_suspect, say_what_is_left
-from .trials import ERRORS
+from .trials import ERRORS, say_of_weights
 from .wrong_rows import Sample, are_zero, tell_causes
 
 _LOG = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ _FEATURE_MAPS: Mapping[str, Callable[[Any], Any]] = {  # that are mistaken for o
 }
 _FACTS = re.compile(  # that say what numbers are
     r"all numbers are|times as large|exact row times a number|holds? NaN|see no key|log normaliser|"
-    "the last tile was never|the exact ones and others"
+    "the last tile was never|were never written|the exact ones and others"
 )
 _SURE_ERRORS = 4.0  # by which a size is surely not 0
 _FACTOR_ROWS = 24  # by which a factor of a gradient is sought
@@ -146,11 +146,10 @@ def explain(
         # Features have no scores: where products are positive, their logarithms stand for these.
         found = list(_explain_features(problem, numbers, profiles, verdict))
         if scored := as_scores(problem, by.roundings(verdict.dtype)):
-            posed = problem if problem.kind == "map" else None  # texts draw features otherwise
-            mine = mistakes if posed else ()
             task = scored, numbers, profiles, verdict.dtype, "out", worst.where if worst else ()
-            more, sample = search_causes(*task, mistakes=mine, posed=posed)
-            found = found or [*_in_weights(more)]
+            more, sample = search_causes(*task, mistakes=mistakes, posed=problem)
+            more = [x._replace(text=say_of_weights(x.text)) for x in more]
+            found = found or [x for x in more if x.text]
             verdict = verdict._replace(place=describe_place(scored, sample, verdict))
     return verdict._replace(suspects=[*found, *fits])
 
@@ -264,7 +263,12 @@ def explain_gradients(
     rows = {x: list_few_rows(verdicts[x]) for x in failed}
     told = rows if all(rows.values()) and not alone else {}  # others are right by this profile
     named, samples, exact = explain_backward(parts, places, by if told else usual, *rest, told)
-    if not named and (told or by != usual):
+    fits = {
+        x: name_factors(parts[x].problem, tidy_fits(verdicts[x], "out")) if x not in alone else []
+        for x in failed
+    }
+    settled = all(map(leave_roundings, fits.values()))
+    if not (named or settled) and (told or by != usual):
         other = explain_backward(parts, places, usual if told else by, *rest)
         named, samples, exact = other if other[0] else (named, samples, exact)
     rescaled: dict[str, list[Suspect]] = {}
@@ -276,11 +280,10 @@ def explain_gradients(
     explained = dict(verdicts)
     for name in failed:
         verdict, problem = verdicts[name], parts[name].problem
-        fits = [] if name in alone else name_factors(problem, tidy_fits(verdict, "out"))
         suspects = (
             name_trivial(verdict)
             or rescaled.get(name)
-            or order_suspects(named.get(name, []), fits)
+            or order_suspects(named.get(name, []), fits[name])
             or name_factors(problem, find_factor(problem, samples[name], exact[name]))
             or name_factors(problem, _find_common_factor(problem, samples[name], profiles, verdict))
         )
@@ -544,16 +547,6 @@ def as_scores(problem: Problem, roundings: Roundings) -> Problem | None:
     if np.any(np.isnan(read(first)["bias"])):
         return None
     return problem._replace(read=read, kind="scores", scale=1.0, feature_map=None)
-
-
-def _in_weights(found: Sequence[Suspect]) -> Iterator[Suspect]:
-    """Say what is known of scores in words of weights, if that is possible."""
-    for x in found:
-        text = x.text.replace("e^score", "the weights").replace(
-            "key with score 0", "key of weight 1"
-        )
-        if not re.search("score|scale|bias|cap|in part", text):
-            yield x._replace(text=text)
 
 
 def _explain_features(

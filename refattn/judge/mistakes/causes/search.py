@@ -26,7 +26,11 @@ from ...rounding.profiles import Profile
 from ...verification.findings import ONLY_IN, Numbers, Suspect, name_span
 from ..defects.catalogue import Mutant
 from ..operators.offsets import list_offsets
-from .normalisers import Normalisers, list_exchanged_normalisers
+from .normalisers import (
+    Normalisers,
+    list_exchanged_normalisers,
+    list_moved_normalisers,
+)
 from .places import list_places
 from .sampled import Alternative, Result, Rows
 from .slips import NORMALISERS, fit_normalisers
@@ -177,7 +181,10 @@ def explain_normalisers(trials: Trials, one: Explained, others: bool = True) -> 
     heads = heads if one.everywhere else [x.take(x.wrong) for x in heads if x.wrong.any()]
     results = [one.alternative.result(x.rows) for x in heads]
     named = (Normalisers(f"lse is {x}", change=change) for x, change in NORMALISERS.items())
-    moved = (Normalisers(f"lse is {words}", other) for words, other in trials.list_moved())
+    moved = (
+        Normalisers(f"lse is {words}", other)
+        for words, other in list_moved_normalisers(trials.problem)
+    )
     right = Normalisers("lse is right", Alternative("", trials.problem).result)
     of_lse = [(x.lse, y.lse) for x, y in zip(heads, results, strict=True) if x.lse is not None]
     fitted = (Normalisers(f"lse is {x}", change=change) for x, change in fit_normalisers(of_lse))

@@ -22,6 +22,7 @@ from ..operators.handed_on import CHUNK_SIZES, list_handed_on
 from ..operators.maps import HeadRule, list_heads_read
 from .places import by_row, describe_factors
 from .suspects import as_suspect
+from .wrong_rows import row_sizes
 
 _CLIPS = (4, 5, 8, 10, 15, 16, 20, 30, 32, 40, 50, 60, 64, 80, 88)  # of exponents
 _WORST_HEADS = 4  # heads that are looked at, those with the largest errors
@@ -141,6 +142,16 @@ def _round_decays(x: TokenArrays, words: str, form: str) -> dict[str, Any]:
     return {"log_decay": rounded, **factors}
 
 
+def _restart_sums(x: TokenArrays, chunk: int, size: int) -> dict[str, Any]:
+    """Take off what decayed in the tokens before, where a part of a chunk begins."""
+    g = x["log_decay"]
+    starts = np.arange(0, len(g), size)
+    lost = np.zeros_like(g)
+    lost[starts[1:]] = np.add.reduceat(g, starts, 0)[:-1]
+    lost[::chunk] = 0.0
+    return {"log_decay": g - lost}
+
+
 def _list_rounded(*called: str) -> dict[str, Change]:
     forms = product(called, ("bfloat16", "float16"))
     return {f"{x} rounded to {y}": partial(_round_decays, words=x, form=y) for x, y in forms}
@@ -195,6 +206,13 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
             "k": np.exp(x["log_decay"]) * x["k"]
         },
         **_list_rounded("decays e^g are", "log decays are"),
+        **{
+            f"the sum of log decays in chunks of {c} restarts after each {size} tokens": partial(
+                _restart_sums, chunk=c, size=size
+            )
+            for c, size in product(CHUNK_SIZES, (32, 16, 64))
+            if size < c
+        },
         "nothing decays": partial(_scale, log_decay=0.0),
         "log decays are read as logarithms to base 2": partial(_scale, log_decay=math.log(2)),
         "log decays are multiplied by log2(e)": partial(_scale, log_decay=1 / math.log(2)),
@@ -547,7 +565,7 @@ def _mean_square(one: Cause, got: Mapping[Index, Doubles], roundings: Roundings)
         rows = one.problem.recurrence(index, roundings).rows.take(one.rows)
         taken = one.take(out, index)
         # What is added makes numbers larger, and their roundings.
-        unit = np.median(rows.std / np.maximum(np.abs(taken), 1e-300))
-        std = np.maximum(rows.std, unit * np.abs(one.view(out))) if one.adds else rows.std
+        unit = np.median(rows.std / np.maximum(row_sizes(rows.out), 1e-300))
+        std = np.maximum(rows.std, unit * row_sizes(one.view(out))) if one.adds else rows.std
         squares.append(np.mean(np.square(rows.errors(taken) / std)))
     return float(np.mean(squares)) if np.all(np.isfinite(squares)) else math.inf

@@ -21,7 +21,7 @@ from ...rounding.softmax import analyse_softmax
 from ...verification.empty_rows import fit_convention
 from ...verification.findings import Numbers, name_number
 from ..defects.catalogue import Mutant
-from ..operators.arrays import list_reads
+from ..operators.arrays import list_reads, list_sinks
 from ..operators.classes import (
     list_partial_sums,
     list_stale_weights,
@@ -30,12 +30,18 @@ from ..operators.classes import (
 from ..operators.columns import list_columns
 from ..operators.exponentials import list_powers, list_rounded_by_tiles, list_weights
 from ..operators.intervals import list_intervals, list_lost_parts
-from ..operators.limits import list_mask_ends, list_own_limits, list_reaches, list_windows
+from ..operators.limits import (
+    list_mask_ends,
+    list_own_limits,
+    list_reaches,
+    list_windows,
+    rate_limits,
+)
 from ..operators.own_keys import list_few_keys, list_own_keys
 from ..operators.pages import list_blocks_of_cache
-from ..operators.sinks import list_sinks
+from ..operators.seen_keys import list_seen_keys
 from ..operators.spans import list_spans
-from ..operators.strides import PADDED_TO, list_addresses, list_swaps
+from ..operators.strides import list_addresses, list_swaps
 from ..operators.tiles import (
     list_crossed_parts,
     list_interleaved,
@@ -49,9 +55,9 @@ from .fills import STARTS, list_filled, list_fills, rate_fill
 from .fitted import list_counted, list_wrong_tiles, sum_by_tiles
 from .heads import describe_numbers, list_exchanged, list_of_heads, list_other_places
 from .normalisers import follow_normalisers
-from .sampled import Alternative, Result, Rows, answer_places, attend
+from .sampled import Alternative, Place, Result, Rows, Seen, attend
 from .sequences import list_hidden, list_padded
-from .slips import PARTS, list_slips
+from .slips import list_slips
 from .wrong_rows import (
     FEWEST_NUMBERS,
     POWER,
@@ -66,6 +72,7 @@ from .wrong_rows import (
     fit_number,
     list_wrong,
     row_sizes,
+    thin,
 )
 
 # What a search may meet: `StopIteration` in a generator is a RuntimeError.
@@ -161,7 +168,9 @@ class Trials:
         mistakes: Sequence[Mutant] = (),
         posed: Problem | None = None,
     ) -> None:
-        self.mistakes, self.posed = mistakes, posed or problem
+        # Features have no scores; and texts of random ones draw others.
+        self.posed, self.of_features = posed or problem, posed is not None
+        self.mistakes = mistakes if self.posed.kind in ("scores", "map") else ()
         self.problem, self.sample, self.about = problem, sample, (problem, numbers, profile)
         self.zero = are_zero(sample)
         given = Alternative("", problem)
@@ -171,6 +180,7 @@ class Trials:
             divide(differ(x.got, y.out), size)
             for x, y, size in zip(sample.heads, self.given, self.sizes, strict=True)
         ]
+        self.rate = partial(rate_limits, sample.unit)
         wrong = [np.flatnonzero(x.wrong) for x in sample.heads]
         # A few rows of the head with most wrong ones, by which most alternatives are left out.
         at = max(range(len(wrong)), key=lambda x: len(wrong[x]), default=0)
@@ -190,6 +200,8 @@ class Trials:
     def explain_all(self, alternatives: Iterable[Alternative]) -> Iterator[Explained]:
         """Say what each of the alternatives explains that may explain something."""
         every = [*self.guard(alternatives)]
+        if self.of_features:
+            every = [x for x in every if say_of_weights(x.text)]
         some = [*range(len(every))]
         if self.first and every:
             results = (self.try_out(x) for x in every)
@@ -271,8 +283,8 @@ class Trials:
         enough = np.sum(self.sample.wrong) * self.problem.shape[2] >= FEWEST_NUMBERS
         for x, own in zip(self.first, self.given_first, strict=True) if enough else ():
             some = self.problem, x, self.sample.unit * row_sizes(own)
-            ways = (list_intervals, list_reaches, list_windows)
-            yield from self.explain_all(chain(*(way(*some) for way in ways)))
+            reaches = list_reaches(self.problem, x, self.rate)
+            yield from self.explain_all(chain(list_intervals(*some), reaches, list_windows(*some)))
 
     def _find_fills(self) -> Iterator[tuple[str, Callable[[float], Alternative]]]:
         """Find the ways to hide keys by a number that come nearest to rows, or their lse."""
@@ -289,7 +301,7 @@ class Trials:
         problem, unit, wrong = self.problem, self.sample.unit, self.sample.wrong
         columns, length = partial(sum_by_tiles, problem, unit), find_tiles(wrong)
         every = list_wrong(problem, self.about[1], wrong)
-        few = [x.take(np.flatnonzero(x.wrong)[:_FIRST_ROWS]) for x in self.sample.heads]
+        few = [x.take(thin(np.flatnonzero(x.wrong), _FIRST_ROWS)) for x in self.sample.heads]
         few = [x for x in few if len(x.got)]
         lists: list[Iterator[Alternative]] = []
         first = [
@@ -305,22 +317,28 @@ class Trials:
         lists.append(list_addresses(problem, every, unit))
         lists.append(self.take_nearest(list_wrong_tiles(problem)))
         if length:
-            lists += [list_reaches(*x, lambda y: wrong[problem.number(y.at), y.i]) for x in first]
-        for listing in (list_own_limits, list_columns, list_partial_sums):
+            lists += [list_reaches(problem, x, self.rate, self.mark_wrong) for x in self.first]
+        lists.append(list_own_limits(problem, every, self.rate))
+        for listing in (list_columns, list_partial_sums):
             lists.append(listing(problem, every, unit))
-        for listing in (list_stale_weights, list_moved_tiles, list_crossed_parts):
+        for listing in (list_stale_weights, list_crossed_parts):
             lists.append(listing(problem, few, unit))
-        lists.append(list_smoothed(problem))
+        lists += [list_moved_tiles(problem, every, unit), list_smoothed(problem)]
         lists.append(self.take_nearest(list_interleaved(problem)))
         lists.append(self.take_nearest(list_rounded_by_tiles(problem)))
         lists.append(list_scoped(problem, list_alternatives(problem), few, unit))
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
-            known = list_edited(self.posed, known_rows(self.posed))
-            lists.append(filter(self.changes, known))
+            rows = known_rows(self.posed) if self.posed.kind in ("scores", "map") else ()
+            lists.append(filter(self.changes, list_edited(self.posed, rows)))
         lists.append(list_spans(problem, every, unit))
         lists.append(list_few_keys(problem, every, unit))
+        lists.append(list_seen_keys(problem, every, unit, self.about[1]))
         lists.append(list_weighted_classes(problem, every, unit, self.about[1]))
         return lists
+
+    def mark_wrong(self, x: Place) -> Seen:
+        """Tell which queries are wrong."""
+        return np.asarray(self.sample.wrong[self.problem.number(x.at), x.i])
 
     def changes(self, one: Alternative) -> bool:
         """Tell whether an alternative changes the first wrong rows by more than roundings."""
@@ -329,32 +347,6 @@ class Trials:
             for x in self.given_first
         )
         return any(np.sum(np.square(x)) > POWER for x in moved)
-
-    def list_moved(self) -> Iterator[tuple[str, Callable[[Rows], Result]]]:
-        """List results that are written to other places."""
-        for words, swapped in list_swaps(self.problem):
-            yield f"transposed, with the strides of {words}", swapped
-        n = self.problem.shape[0]
-        for size in PADDED_TO if math.prod(self.problem.lead) > 1 else ():
-            if apart := -n % size:
-                text = f"read {n} by {n} rows, but heads are written {n + apart} rows apart"
-                yield text, partial(answer_places, self.problem, (n + apart).__rdivmod__)
-        keys = self.problem.shape[1]
-        for parts in (x for x in PARTS if x < keys):
-            size = -(-keys // parts)
-            for words, j in (("first", slice(size)), ("last", slice((parts - 1) * size, keys))):
-                yield (
-                    f"computed from the {words} of {parts} parts of the keys",
-                    partial(self._of_keys, j),
-                )
-        smooth = self.problem.replaced("k", lambda _, k: k - np.mean(k, 0))
-        text = "computed from keys minus their mean: scale q . mean(k) is missing"
-        yield text, Alternative("", smooth).result
-        for alternative in list_alternatives(self.problem):
-            if alternative.move is not None:
-                yield f"that of {alternative.text.split(' the output of ')[-1]}", alternative.result
-            else:
-                yield f"computed as if {alternative.text}", alternative.result
 
     def take_sums(self) -> Alternative:
         """Take log normalisers as they are given: the sums of the weights may be wrong in both."""
@@ -377,9 +369,6 @@ class Trials:
 
         text = f"sums of weights are {factors} times what they should be, in out and in lse"
         return Alternative(text, self.problem, answer=answer)
-
-    def _of_keys(self, j: slice, rows: Rows) -> Result:
-        return Alternative("", self.problem).result(rows._replace(keys=rows.keys[j]))
 
     def explain_heads(self) -> Iterator[Explained]:
         """List what explains the heads by others, or by a number for each."""
@@ -576,6 +565,12 @@ class Trials:
         return divide(
             differ(x.got, out), std * np.maximum(1.0, row_sizes(out) / row_sizes(law.out))
         )
+
+
+def say_of_weights(text: str) -> str:
+    """Say what is known of scores in words of weights; "" if that is not possible."""
+    text = text.replace("e^score", "the weights").replace("key with score 0", "key of weight 1")
+    return "" if re.search("score|scale|bias|cap|in part", text) else text
 
 
 def analyse(alternative: Alternative, rows: Rows, profile: Profile, dtype: str) -> RowErrors:

@@ -451,4 +451,5 @@ def _spread(places: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
 
 def thin(x: Any, most: int) -> Any:
     """Take at most so many, evenly."""
-    return x if len(x) <= most else x[np.unique(np.linspace(0, len(x) - 1, most).astype(int))]
+    at = np.unique(np.linspace(0, len(x) - 1, min(most, len(x))).astype(int))
+    return x[at] if isinstance(x, np.ndarray) else [x[i] for i in at.tolist()]

@@ -12,10 +12,20 @@ import numpy as np
 
 from ....arrays.library import Doubles
 from ...rounding.problems import Index, Problem
-from ..causes.sampled import Alternative, Place, show_band, take_rows
+from ..causes.sampled import (
+    Alternative,
+    Place,
+    Result,
+    Rows,
+    attend,
+    pad_sum,
+    show_band,
+    take_rows,
+)
 from ..causes.slips import TILE_SIZES, attend_by, score_all
 from ..causes.wrong_rows import Sampled, differ, divide
 from .maps import Map, Places, list_maps, write_shift
+from .strides import PADDED_TO
 
 _RATED_ROWS = 4  # by which rules are rated
 _NEAREST = 2  # rules that are tried, of each array
@@ -203,3 +213,55 @@ def _move_scale(
 ) -> Doubles:
     scale = problem.read(index)[called]
     return np.asarray(y / scale * _take_or_zero(scale, of(np.arange(len(y)))))
+
+
+def list_row_strides(problem: Problem) -> Iterator[Alternative]:
+    """List rows of q, k or v that begin as far apart as those of another array, or as if padded."""
+    widths = {x: problem.first[x].shape[1] for x in "qkv"}
+    for name, width in widths.items() if problem.packed is None else ():
+        padded = (width + -width % x for x in (8, *PADDED_TO))
+        for apart in sorted({*widths.values(), *padded} - {width}):
+            if apart < 2 * width:
+                strided = problem.replaced(name, partial(_read_rows_apart, apart))
+                text = f"rows of {name} begin {apart} numbers apart, not {width}"
+                yield Alternative(text, strided)
+
+
+def _read_rows_apart(apart: int, _: Index, x: Any) -> Any:
+    at = apart * np.arange(len(x))[:, None] + np.arange(x.shape[1])
+    return np.take(x.ravel(), at, mode="clip")
+
+
+def list_sinks(problem: Problem) -> Iterator[Alternative]:
+    """List kernels that take the number of a row for that of the head whose sink it has.
+
+    Rows of all heads, or of those that share a key head, lie one after another, query by query or
+    head by head.
+    """
+    if not problem.has_sinks:
+        return
+    heads, n = problem.lead[-1] if problem.lead else 1, problem.shape[0]
+    for size in sorted({heads, heads // (problem.key_heads or heads)} - {1}):
+        orders = {f"{size} i + g": (1, size), f"{n} g + i": (n, 1)}
+        steps = sorted({size, n})
+        for (name, (of_head, of_query)), step in product(orders.items(), steps):
+            if step < size * n and not (step == n and of_head == n and n >= size):  # its own
+                place = f"({name}) // {step} % {size}"
+                text = f"in query i, head g of each {size} has the sink that is number {place}"
+                order = partial(_number_row, size, of_head, of_query, step)
+                answer = partial(_take_sinks_of_rows, problem, order)
+                yield Alternative(text, problem, answer=answer)
+
+
+def _number_row(size: int, of_head: int, of_query: int, step: int, head: int, i: Any) -> Any:
+    """Return the head that has the number of a row over a step, of the same group."""
+    g = head % size
+    return head - g + (of_head * g + of_query * i) // step % size
+
+
+def _take_sinks_of_rows(problem: Problem, order: Callable[[int, Any], Any], rows: Rows) -> Result:
+    """Take for each query the sink of another head."""
+    heads = range(problem.lead[-1] if problem.lead else 1)
+    every = [problem.read((*rows.at[:-1], h)[: len(rows.at)])["sinks"] for h in heads]
+    sinks = np.ravel(every)[order(rows.at[-1] if rows.at else 0, rows.queries)]
+    return pad_sum(attend(take_rows(problem.without("sinks"), rows)), sinks, sinks)

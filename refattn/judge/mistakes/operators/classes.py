@@ -2,81 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ....arrays.library import Doubles
-from ...rounding.problems import Problem
+from ....arrays.words import place
+from ...rounding.problems import Index, Problem
 from ...verification.findings import Numbers, name_span
 from ..causes.sampled import Alternative, Result, Rows, attend, take_rows
-from ..causes.slips import TILE_SIZES, score_all
+from ..causes.slips import TILE_SIZES, score_all, weigh_keys
 from ..causes.wrong_rows import Sampled, finite, row_sizes, thin
 from .tiles import choose_columns, describe_keys
 
 _CLASS_PERIODS = (2, 4, 8, 16, 32, 64, 48, 24, 96, 128)  # of keys of which some are a class
 _ROWS_OF_CLASS, _HEADS_OF_CLASS = 32, 4
+_FEWEST_ROWS, _MOST_HEADS = 2, 64  # the same of many heads
 _LEFT_BY_CLASSES = 4.0  # mean square of z, at most
+_NO_SUM = 1e-9  # of the weights
 
 KeyClass = npt.NDArray[np.bool_]
-
-
-def _weigh_in_mean(problem: Problem, rows: Rows) -> tuple[Doubles, Doubles, Result]:
-    """Return the weights of keys in their mean, (rows, keys), the values, and the exact result."""
-    head = take_rows(problem, rows)
-    exact = attend(head)
-    w = np.exp(score_all(head) - finite(exact.lse)[:, None])[:, : head.keys]
-    return w, head.v[: head.keys], exact
 
 
 def list_partial_sums(
     problem: Problem, wrong: Sequence[Sampled], unit: float
 ) -> Iterator[Alternative]:
-    """List kernels whose sum of the weights lacks keys of a class: in all columns, or in some."""
-    some = [x.take(thin(np.arange(len(x.got)), _ROWS_OF_CLASS)) for x in wrong[:_HEADS_OF_CLASS]]
-    parts = [_weigh_in_mean(problem, x.rows) for x in some]
-    got, exact = np.concatenate([x.got for x in some]), np.concatenate([x[2].out for x in parts])
-    scale = unit * row_sizes(exact)
-    w, m, d = np.concatenate([x[0] for x in parts]), problem.shape[1], problem.shape[2]
+    """List kernels whose sum of the weights lacks keys of a class.
+
+    They are the same in all columns, others in each batch member, or others in some columns.
+    """
+    rows = max(_FEWEST_ROWS, _ROWS_OF_CLASS // max(len(wrong) // _HEADS_OF_CLASS, 1))
+    some = [x.take(thin(np.arange(len(x.got)), rows)) for x in thin(wrong, _MOST_HEADS)]
+    of_head: list[tuple[Index, Doubles, Doubles, Doubles]] = []
+    for x in some:
+        head = take_rows(problem, x.rows)
+        exact = attend(head)
+        scale = unit * row_sizes(exact.out)
+        of_head.append((x.rows.at, weigh_keys(head, exact.lse), x.got / scale, exact.out / scale))
+    _, m, d = problem.shape
+    every, last = slice(None), max(len(problem.lead) - 1, 0)
+    members = {at[:last]: every for at, *_ in of_head}
+    # Heads of which batch members, and columns, have a sum of their own.
+    cells: list[list[tuple[Index, slice]]] = [[((), every)], [*members.items()] if last else []]
+    cells.append([((), slice(c, c + 1)) for c in range(d)])
     groups = {f" of each {p}": np.arange(m) % p for p in _CLASS_PERIODS if p < m}
     groups[""] = np.arange(m) // TILE_SIZES[0]
+    for (words, group), apart in product(groups.items(), filter(None, cells)):
+        kept: dict[tuple[Index, bytes], list[int]] = {}  # columns that have the sum of some classes
+        for at, columns in apart:
+            chosen = _choose_classes([x for x in of_head if x[0][: len(at)] == at], group, columns)
+            if chosen is None:
+                break
+            kept.setdefault((at, chosen.tobytes()), []).extend(np.arange(d)[columns].tolist())
+        else:
+            lost: dict[Index, Doubles] = {}
+            texts = []
+            for (at, which), of_columns in kept.items():
+                classes: KeyClass = np.frombuffer(which, np.bool_)
+                lost.setdefault(at, np.zeros((m, d)))[np.ix_(~classes[group], of_columns)] = 1.0
+                keys = name_span("keys", np.flatnonzero(classes if words else classes[group]))
+                where = f" in batch member {place(at)}" * bool(at)
+                first = f"in {name_span('columns', np.array(of_columns))}, " * (len(of_columns) < d)
+                texts.append(f"{first}the sum of the weights has {keys}{words} only{where}")
+            answer = partial(_divide_by_some, problem, lost)
+            yield Alternative(" and ".join(texts), problem, answer=answer)
+            break
 
-    def choose(sums: Doubles, columns: slice) -> KeyClass | None:
-        """Choose the classes whose sum the exact numbers would have to be divided by."""
-        a, b = got[:, columns] / scale[:, columns], (exact / scale)[:, columns]
-        chosen = choose_columns((sums[..., None] * a).reshape(len(sums), -1), b.ravel())
-        return None if chosen is None else np.isin(np.arange(len(sums)), chosen)
 
-    for words, group in groups.items():
+def _choose_classes(
+    rows: Sequence[tuple[Index, Doubles, Doubles, Doubles]], group: Any, columns: slice
+) -> KeyClass | None:
+    """Choose the classes whose sum the exact numbers of some rows would have to be divided by."""
+    found: list[tuple[Doubles, Doubles]] = []
+    for _, w, got, exact in rows:
         sums = np.stack([np.sum(w[:, group == x], -1) for x in range(group.max() + 1)])
-        every = choose(sums, slice(None))
-        found = {} if every is None else {every.tobytes(): (every, np.arange(d))}
-        if every is None:
-            of_column = [choose(sums, slice(0, 1))]
-            if of_column[0] is not None:
-                of_column += [choose(sums, slice(c, c + 1)) for c in range(1, d)]
-            if any(x is None for x in of_column):
-                continue
-            for c, kept in enumerate(of_column):
-                assert kept is not None
-                found.setdefault(kept.tobytes(), (kept, np.zeros(0, int)))
-                found[kept.tobytes()] = kept, np.append(found[kept.tobytes()][1], c)
-        lost = np.zeros((m, d))
-        texts = []
-        for kept, columns in found.values():
-            lost[np.ix_(~kept[group], columns)] = 1.0
-            keys = np.flatnonzero(kept if words else kept[group])
-            where = f"in {name_span('columns', columns)}, " * (len(columns) < d)
-            texts.append(f"{where}the sum of the weights has {name_span('keys', keys)}{words} only")
-        answer = partial(_divide_by_some, problem, lost)
-        yield Alternative(" and ".join(texts), problem, answer=answer)
+        of_sums = sums[..., None] * got[:, columns]
+        found.append((of_sums.reshape(len(sums), -1), exact[:, columns].ravel()))
+    sums, whole = (np.concatenate(x, -1) for x in zip(*found, strict=True))
+    chosen = choose_columns(sums, whole)
+    return None if chosen is None else np.isin(np.arange(group.max() + 1), chosen)
 
 
-def _divide_by_some(problem: Problem, lost: Doubles, rows: Rows) -> Result:
-    w, _, exact = _weigh_in_mean(problem, rows)
-    return exact._replace(out=exact.out / (1 - w @ lost))
+def _divide_by_some(problem: Problem, lost: Mapping[Index, Doubles], rows: Rows) -> Result:
+    head = take_rows(problem, rows)
+    exact = attend(head)
+    of_head = [x for at, x in lost.items() if at == rows.at[: len(at)]]
+    if not of_head:
+        return exact
+    kept = 1 - weigh_keys(head, exact.lse) @ of_head[0]
+    return exact._replace(out=exact.out / np.where(kept > _NO_SUM, kept, np.nan))
 
 
 def list_stale_weights(
@@ -149,7 +167,9 @@ def _fit_factors(
     problem: Problem, keys: KeyClass, rows: Rows, got: Doubles
 ) -> tuple[Result, Doubles, Doubles]:
     """Fit the number that weights of some keys are multiplied by in each row."""
-    w, v, exact = _weigh_in_mean(problem, rows)
+    head = take_rows(problem, rows)
+    exact, v = attend(head), head.v[: head.keys]
+    w = weigh_keys(head, exact.lse)
     part, share = w[:, keys] @ v[keys], np.sum(w[:, keys], -1, keepdims=True)
     moved, rest = part - share * got, exact.out - part - (1 - share) * got
     c = -np.sum(moved * rest, -1, keepdims=True) / np.sum(moved * moved, -1, keepdims=True)

@@ -21,10 +21,11 @@ from ...rounding.problems import Index, Problem
 from ...rounding.roundings import Roundings
 from ...rounding.states import steps_of
 from ...verification.findings import name_span
-from ..causes.wrong_rows import FAR
+from ..causes.wrong_rows import FAR, row_sizes
 from .handed_on import CHUNK_SIZES, Added, list_passed
 
 _SQUARE = 4.0  # mean square of z, at most, that is left
+_ROWS_OF_STATE = 1.5  # times its size, that more rows tell it
 _AS_OFTEN = 0.02  # by which a chunk counts once
 _MOST_NUMBERS = 2**23  # of the states before all tokens
 _FIRST_READ, _MOST_HEADS = 8, 16  # rows by which states are left out; heads whose states are tried
@@ -38,18 +39,25 @@ def list_wrong_states(
     added, words = dict[Index, Doubles](), dict[Index, str]()
     for index, out in got.items() if problem.of == "out" else ():
         left, std = _find_errors(problem, index, out, roundings)
-        added[index], every = np.zeros_like(out), _find_states(problem, index)
+        added[index], every, done = np.zeros_like(out), _find_states(problem, index), 0
         while np.max(np.abs(left / std)) > FAR:
             at = int(np.argmax(np.max(np.abs(left / std), -1) > FAR))
             found = _take_state(problem, index, at, (left, std), every)
             for related in (True, False) if not added[index].any() else ():
                 found = found or _fit_decays(problem, index, at, (out, std), every, related)
-            if found is None:
-                found = _fit_state(problem, index, at, left, std)
+            # The first tokens of a chunk may read little of what is wrong in its state.
+            starts = (at - at % size for size in sorted(CHUNK_SIZES, reverse=True))
+            for start in () if found else dict.fromkeys((*starts, at)):
+                if start >= done and (found := _fit_state(problem, index, start, left, std, at)):
+                    at = start
+                    break
+            if found is None and done and len(out) - at <= _ROWS_OF_STATE * every.shape[1]:
+                added[index][at:] = left[at:]  # too few rows to tell more by
+                break
             if found is None:
                 return
             i = slice(at, at + len(found[1]))
-            left[i], added[index][i] = 0.0, found[1]
+            left[i], added[index][i], done = 0.0, found[1], i.stop
             words.setdefault(index, found[0])
     if words:
         index, first = next(iter(words.items()))
@@ -62,8 +70,8 @@ def _find_errors(
 ) -> tuple[Doubles, Doubles]:
     """Find errors and their standard deviations: wrong numbers are larger, and so are theirs."""
     rows = problem.recurrence(index, roundings).rows
-    unit = np.median(rows.std / np.maximum(np.abs(out), 1e-300))
-    return rows.errors(out), np.maximum(rows.std, unit * np.abs(out))
+    unit = np.median(rows.std / np.maximum(row_sizes(rows.out), 1e-300))
+    return rows.errors(out), np.maximum(rows.std, unit * row_sizes(out))
 
 
 def _take_added(added: Mapping[Index, Doubles], index: Index) -> Any:
@@ -100,18 +108,21 @@ def _take_state(
 
 
 def _fit_state(
-    problem: Problem, index: Index, at: int, left: Doubles, std: Doubles
+    problem: Problem, index: Index, at: int, left: Doubles, std: Doubles, seen: int
 ) -> tuple[str, Doubles] | None:
-    """Explain errors from a token on by any other state before it, if fewer numbers fit."""
-    for end in _list_last_tokens(at, len(left)):
+    """Explain errors from a token on, up to that where they are seen or later, by any other state.
+
+    Fewer numbers must be fitted than there are errors.
+    """
+    for end in (x for x in _list_last_tokens(at, len(left)) if x > seen):
         i, reads = slice(at, end), _find_reads(problem, index, at, end)
-        if end - at <= 1.5 * reads.shape[1]:
+        if end - at <= _ROWS_OF_STATE * reads.shape[1]:
             continue
         weight = 1 / np.linalg.norm(std[i], axis=-1, keepdims=True)
         change = np.linalg.lstsq(weight * reads, weight * left[i], rcond=None)[0]
         if np.mean(np.square((left[i] - reads @ change) / std[i])) < _SQUARE:
-            seen = reads / np.median(std[i], -1, keepdims=True)
-            return _describe_state(problem, index, i, change, seen), reads @ change
+            of_rows = reads / np.median(std[i], -1, keepdims=True)
+            return _describe_state(problem, index, i, change, of_rows), reads @ change
     return None
 
 
@@ -287,18 +298,43 @@ def _describe_state(problem: Problem, index: Index, i: slice, change: Any, seen:
             if np.mean(np.square(seen @ (wrong - state))) < _SQUARE:
                 return f"{text}: {words}"
         # What the initial state and each chunk alone would leave.
-        parts = [carry(leaves._replace(add=0 * leaves.add), x["initial_state"], np)[1]]
+        parts = {"the initial state": carry(leaves._replace(add=0 * leaves.add), states[0], np)[1]}
         for y in first:
             own = (np.array(first) == y)[:, None, None]
-            parts.append(carry(leaves._replace(add=own * leaves.add), 0 * last, np)[1])
-        flat = np.reshape(parts, (len(parts), -1))
-        times = np.linalg.lstsq(flat.T, wrong.ravel(), rcond=None)[0]
-        if np.mean(np.square(seen @ (wrong - np.reshape(times @ flat, wrong.shape)))) < _SQUARE:
-            names = ["the initial state", *(f"tokens {y} to {y + size - 1}" for y in first)]
-            off = [
-                f"{round(c, 2) + 0:g} times that of {y}"
-                for y, c, z in zip(names, times, flat, strict=True)
-                if np.any(z) and abs(c - 1) > _AS_OFTEN
-            ]
-            return f"{text}: in it is {' and '.join(off)}" if off else text
+            left = carry(leaves._replace(add=own * leaves.add), 0 * last, np)[1]
+            parts[f"tokens {y} to {y + size - 1}"] = left
+        decayed = leaves.keep[-1] * states[-1]
+        of_last = {f"the state before token {first[-1]}, as it decays": decayed}
+        of_last[f"what tokens {first[-1]} to {at - 1} write and remove"] = last - decayed
+        for some in (parts, of_last):
+            # In all columns, or in each: a column of v has its own state.
+            for columns in (np.zeros(wrong.shape[1], int), np.arange(wrong.shape[1])):
+                times = _mix_states(np.stack([*some.values()], -1), wrong, columns)
+                left = wrong - np.einsum("dcp,cp->dc", np.stack([*some.values()], -1), times)
+                if np.mean(np.square(seen @ left)) < _SQUARE:
+                    off = [
+                        _say_times(c, y)
+                        for (y, z), c in zip(some.items(), times.T, strict=True)
+                        if np.any(z) and np.any(np.abs(c - 1) > _AS_OFTEN)
+                    ]
+                    return f"{text}: in it is {' and '.join(off)}" if off else text
     return text
+
+
+def _mix_states(parts: Doubles, state: Doubles, columns: Any) -> Doubles:
+    """Fit how often parts, (d, columns, parts), are in a state, alike in columns of a group."""
+    times = np.zeros(parts.shape[1:])
+    for group in np.unique(columns):
+        some = columns == group
+        every = parts[:, some].reshape(-1, parts.shape[-1])
+        times[some] = np.linalg.lstsq(every, state[:, some].ravel(), rcond=None)[0]
+    return times
+
+
+def _say_times(c: Doubles, what: str) -> str:
+    """Say how often something counts in columns, if it is not the same in all of them."""
+    low, high = (f"{round(y, 2) + 0:g}" for y in (np.min(c), np.max(c)))
+    if low == high:
+        return f"{low} times that of {what}"
+    columns = name_span("columns", np.flatnonzero(np.abs(c - 1) > _AS_OFTEN))
+    return f"{low} to {high} times that of {what}, by column ({columns})"

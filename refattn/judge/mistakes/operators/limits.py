@@ -105,7 +105,7 @@ class Limit(NamedTuple):
 
     text: str
     turn: int
-    own: int  # how far the limit that all queries should have is ahead of them
+    own: int | None  # how far the limit that all queries should have is ahead of them, if any
     of: Callable[[Places], Places]  # by query
     beyond: bool | None = None  # whether it counts only above their own, or only below
 
@@ -113,19 +113,24 @@ class Limit(NamedTuple):
         """Show the keys within the limits of queries."""
         limit = self.of(x.i)
         if self.beyond is not None:
-            limit = (np.maximum if self.beyond else np.minimum)(x.i + self.own, limit)
+            limit = (np.maximum if self.beyond else np.minimum)(x.i + (self.own or 0), limit)
         return np.asarray(x.j <= limit if self.turn > 0 else x.j >= limit)
 
 
+# How far rows are from what they would be with each key as the last or, turned, the first: of the
+# problem without that limit, (rows, keys), sums of squares of z.
+Rate = Callable[[Problem, Sampled, int], Doubles]
+
+
 def list_reaches(
-    problem: Problem, x: Sampled, sizes: Doubles, wrong: Callable[[Place], Seen] | None = None
+    problem: Problem, x: Sampled, rate: Rate, wrong: Callable[[Place], Seen] | None = None
 ) -> Iterator[Alternative]:
-    """List kernels in which queries of a block see keys up to one, or from one on, as fits some.
+    """List kernels in which queries see keys up to one, or from one on, as fits some.
 
     All queries do or, if `wrong` is given, those that it says are wrong.
     """
-    for turn, own, free in _list_ends(problem):
-        limits = _fit_limits(_rate_limits(free, x, sizes, turn), x.rows.queries, turn, own)
+    for turn, own, other, free in _list_ends(problem):
+        limits = _fit_limits(rate(free, x, turn), x.rows.queries, turn, (own, other))
         shows = [partial(_show_both, show_band(free), y.shows) for y in limits]
         for limit, seen in zip(limits, shows, strict=True):
             if wrong is None:
@@ -135,42 +140,45 @@ def list_reaches(
                 yield Alternative(f"{limit.text}, but only in the wrong rows", problem, alone)
 
 
-def _list_ends(problem: Problem) -> Iterator[tuple[int, int, Problem]]:
-    """List the limits of what is seen: the side, how far ahead, and the problem without it."""
-    n, m, _ = problem.shape
-    left, right = problem.window
-    if problem.packed is None and (problem.causal or right == 0):
-        yield 1, m - n, problem._replace(causal=False, window=(left, None))
-    if problem.packed is None and left is not None:
-        yield -1, m - n - left, problem._replace(window=(None, right))
+def _list_ends(problem: Problem) -> Iterator[tuple[int, int | None, int | None, Problem]]:
+    """List the limits of what is seen: the side, how far ahead it and the other are, and the rest.
+
+    That is the problem without the limit.
+    """
+    (n, m, _), (left, right) = problem.shape, problem.window
+    if problem.packed is None:
+        last = 0 if problem.causal or right == 0 else right
+        end = None if last is None else m - n + last
+        start = None if left is None else m - n - left
+        yield 1, end, start, problem._replace(causal=False, window=(left, None))
+        yield -1, start, end, problem._replace(window=(None, right))
 
 
-def _rate_limits(free: Problem, x: Sampled, sizes: Doubles, turn: int) -> Doubles:
-    """Rate each key as the last that rows see, or with `turn` -1 as the first: (rows, keys)."""
+def rate_limits(unit: float, free: Problem, x: Sampled, turn: int) -> Doubles:
+    """Rate each key as the last that rows of an output see, or with `turn` -1 as the first."""
     head, m = take_rows(free, x.rows), free.shape[1]
     s = score_all(head)
     w = np.exp(s - np.max(s, -1, keepdims=True))
     rest = np.where(np.arange(w.shape[-1]) < m, 0.0, w)
-    return _rate_cuts(w, rest, head.v, x, sizes, turn)[:, ::turn]
+    return _rate_cuts(w, rest, head.v, x, unit * row_sizes(x.got), turn)[:, ::turn]
 
 
 def list_own_limits(
-    problem: Problem, wrong: Sequence[Sampled], unit: float
+    problem: Problem, wrong: Sequence[Sampled], rate: Rate
 ) -> Iterator[Alternative]:
     """List kernels whose limits are shifted by a number of each head, or permuted in blocks."""
-    d_v = problem.shape[-1]
     # All rows of blocks of the first heads, and a few of the others.
     heads = [
         x.take(slice(_OWN_ROWS) if at < _WHOLE_HEADS else thin(np.arange(len(x.got)), _FEW_OWN))
         for at, x in enumerate(wrong[:_OWN_HEADS])
     ]
-    for turn, own, free in _list_ends(problem):
-        far = [_rate_limits(free, x, unit * row_sizes(x.got), turn) for x in heads]
+    size_of = sum(x.got.size for x in heads)
+    for turn, own, free in ((x, y or 0, z) for x, y, _, z in _list_ends(problem)):
+        far = [rate(free, x, turn) for x in heads]
         sees = "query i sees keys up to" if turn > 0 else "the window of query i starts at"
         pairs = [(x.rows.at, x.rows.queries, y) for x, y in zip(heads, far, strict=True)]
         shifts = {at: _choose_shift(y, i + own) for at, i, y in pairs}
-        off = sum(x[1] for x in shifts.values())
-        if off < _MOST_OFF * d_v * sum(len(x.got) for x in heads):
+        if sum(x[1] for x in shifts.values()) < _MOST_OFF * size_of:
             by = {at: own + x[0] for at, x in shifts.items()}
             each = [f"{write_shift('i', c)} in head {place(at)}" for at, c in by.items()]
             more = " and so on" * (len(each) > _NAMED_HEADS)
@@ -185,7 +193,7 @@ def list_own_limits(
                 at = i % size == r
                 moved[r], rest = _choose_shift(rated[at], i[at] // size * size)
                 off += rest
-            if off < _MOST_OFF * d_v * len(i):
+            if off < _MOST_OFF * size_of:
                 text = f"in blocks of {size} limits are permuted: {sees} {size} (i // {size}) + "
                 text += f"({', '.join(map(str, moved))})[i % {size}]"
                 limit = Limit(text, turn, own, partial(_follow_order, moved))
@@ -208,7 +216,7 @@ def list_mask_ends(
         opened = problem.replaced("mask", partial(_open_end, turn))
         by, off, ends = dict[Index, int](), 0.0, set[int]()
         for x in few[::-1]:
-            far = _rate_limits(opened, x, unit * row_sizes(x.got), turn)
+            far = rate_limits(unit, opened, x, turn)
             places, last = _find_ends(problem.read(x.rows.at)["mask"], turn, level)
             own = places[x.rows.queries]
             by[x.rows.at[:-1]], rest = _choose_shift(far, own, last)
@@ -223,10 +231,10 @@ def list_mask_ends(
             yield Alternative(text, moved)
     for turn in (1, -1):
         opened = problem.replaced("mask", partial(_open_end, turn))
-        rated = [_rate_limits(opened, x, unit * row_sizes(x.got), turn) for x in few]
+        rated = [rate_limits(unit, opened, x, turn) for x in few]
         i = np.concatenate([x.rows.queries for x in few])
         members = ", ".join(map(place, sorted(x.rows.at[:-1] for x in few)[:_MEMBERS_NAMED]))
-        for limit in _fit_limits(np.concatenate(rated), i, turn, 0):
+        for limit in _fit_limits(np.concatenate(rated), i, turn, (0, None)):
             text = f"{limit.text} in batch member{'s' * (len(few) > 1)} {members}"
             shown = partial(_end_at, turn, limit, {x.rows.at[:-1] for x in few})
             yield Alternative(text, problem.replaced("mask", shown))
@@ -306,14 +314,17 @@ def _show_by_head(turn: int, own: int, by: Mapping[Index, int], x: Place) -> See
     return np.asarray(x.j <= limit if turn > 0 else x.j >= limit)
 
 
-def _fit_limits(far: Doubles, queries: Places, turn: int, own: int) -> list[Limit]:
+def _fit_limits(
+    far: Doubles, queries: Places, turn: int, ends: tuple[int | None, int | None]
+) -> list[Limit]:
     """Find the limits that fit alike, the plainest first: `far` is by the key."""
     found: list[tuple[float, Limit]] = []
-    rows, m = np.arange(len(queries)), far.shape[1]
-    rules = _list_from_key(far, turn, own), _list_blocks(turn, own)
-    for limit in chain(*rules, _list_rules(far, queries, turn, own)):
+    rows, m, (own, _) = np.arange(len(queries)), far.shape[1], ends
+    usual = np.full(len(rows), m - 1 if turn > 0 else 0) if own is None else queries + own
+    of_own = () if own is None else (*_list_from_key(far, turn, own), *_list_blocks(turn, own))
+    for limit in chain(of_own, _list_rules(far, queries, turn, ends)):
         keys = limit.of(queries)
-        ahead = keys - queries - own
+        ahead = keys - usual
         # One on the other side would change nothing for some of these rows.
         one_side = limit.beyond is None or np.all(ahead > 0 if limit.beyond else ahead < 0)
         if one_side and np.all(keys >= 0 if turn > 0 else keys < m) and np.any(ahead):
@@ -331,8 +342,12 @@ def _list_from_key(far: Doubles, turn: int, own: int) -> Iterator[Limit]:
         yield Limit(text, turn, own, partial(np.full_like, fill_value=key), beyond=False)
 
 
+def _round_down(x: Places, size: int, own: int = 0, sign: int = 1, more: int = 0) -> Places:
+    return np.asarray(sign * (sign * (x + own) // size * size) + more)
+
+
 def _list_blocks(turn: int, own: int) -> Iterator[Limit]:
-    """List limits that queries of a block have together."""
+    """List limits that queries of a block have together, that of one of them."""
     for size in _QUERY_BLOCKS:
         if turn < 0:
             for beyond, which in ((True, "next"), (False, "previous")):
@@ -353,28 +368,36 @@ def _list_blocks(turn: int, own: int) -> Iterator[Limit]:
             yield Limit(text, turn, own, of, beyond)
 
 
-def _round_down(x: Places, size: int, own: int = 0, sign: int = 1, more: int = 0) -> Places:
-    return np.asarray(sign * (sign * (x + own) // size * size) + more)
-
-
-def _list_rules(far: Doubles, queries: Places, turn: int, own: int) -> Iterator[Limit]:
-    """List limits by maps of the place of a query, or of its own limit, and a number."""
-    best, m = np.argmin(far, -1), far.shape[1]
+def _list_rules(
+    far: Doubles, queries: Places, turn: int, ends: tuple[int | None, int | None]
+) -> Iterator[Limit]:
+    """List limits by maps of the place of a query, of its own limit or the other, and a number."""
+    m, (own, other) = far.shape[1], ends
     sees = "query i sees keys up to" if turn > 0 else "the window of query i starts at"
     bases = {"i": 0} | ({f"({write_shift('i', own)})": own} if own else {})
-    for rule, (name, base) in product([Map("@", np.asarray), *list_maps(m)], bases.items()):
-        # What is added is what most rows say: some may fit several limits.
-        by, counts = np.unique(best - rule.of(queries + base), return_counts=True)
-        more = int(by[np.argmax(counts)])
-        of = partial(_follow, rule=rule, base=base, more=more)
-        text = f"{sees} {write_shift(rule.named(name), more)}"
+    maps = Map("@", np.asarray), *list_maps(m)
+    for rule, (name, base) in product(maps, bases.items()):
+        of = partial(_follow, rule=rule, base=base)
+        more, _ = _choose_shift(far, of(queries))
+        text, of = f"{sees} {write_shift(rule.named(name), more)}", partial(of, more=more)
         yield Limit(text, turn, own, of)
-        for beyond, words in ((True, "later"), (False, "earlier")):
+        for beyond, words in ((True, "later"), (False, "earlier")) if own is not None else ():
             yield Limit(f"{text} if that is {words} than its own", turn, own, of, beyond)
+    for rule in maps if other is not None else ():
+        of = partial(_follow_other, rule=rule, other=other or 0, last=m - 1)
+        more, _ = _choose_shift(far, of(queries))
+        end, where = ("first", "after") if turn > 0 else ("last", "before")
+        text = f"{sees} {abs(more)} {where} the {end} key of query {rule.named('i')}"
+        if more * turn > 0:
+            yield Limit(text, turn, own, partial(of, more=more))
 
 
-def _follow(x: Places, rule: Map, base: int, more: int) -> Places:
+def _follow(x: Places, rule: Map, base: int, more: int = 0) -> Places:
     return rule.of(x + base) + more
+
+
+def _follow_other(x: Places, rule: Map, other: int, last: int, more: int = 0) -> Places:
+    return np.clip(rule.of(x) + other, 0, last) + more
 
 
 def _show_both(band: Callable[[Place], Seen], rule: Callable[[Place], Seen], x: Place) -> Seen:

@@ -50,8 +50,8 @@ def list_maps(most: int) -> Iterator[Map]:
     for text, (sizes, rule) in _PLACE_RULES.items():
         for size in (x for x in sizes if x < most):
             yield Map(text.format(s=size, t=size - 1), partial(_apply, rule, size))
-    for block in (x for x in _POWERS if 8 <= x < most):
-        for rows in (x for x in _POWERS if x * x <= block * 8 and 2 * x < block):
+    for block in (x for x in _POWERS if 4 <= x < most):
+        for rows in (x for x in _POWERS if x * x <= block * 8 and 2 * x <= block):
             # As if the places of a block were written by columns, and read by rows.
             order = np.arange(block).reshape(rows, -1).T.ravel()
             place = f"(@ % {rows}) * {block // rows} + @ % {block} // {rows}"

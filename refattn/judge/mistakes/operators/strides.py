@@ -20,6 +20,7 @@ from ..causes.wrong_rows import Sampled, number_sequences, row_sizes, thin
 
 PADDED_TO = (16, 32, 64, 128)  # to which rows may be padded
 _WORD_BITS = (8, 16, 32, 64)  # bits of a mask that are one number
+_EARLIER = (8, 16, 32, 64, 128, 256)  # numbers of a mask
 _STACKED = 2**22  # numbers of an array, at most, that is read with other strides
 _SPLIT_WRONGLY = 2**20  # the same of queries and keys, if each row is of another head
 _MOST_SUMMED, _LARGEST_EXPONENT = (
@@ -180,6 +181,9 @@ def _list_mask_strides(problem: Problem) -> Iterator[Alternative]:
             read = partial(_read_strided, start=start, row=row, tile=tile)
             text = f"the {name}{part} is read with {words}"
             yield Alternative(text, problem.replaced(name, read))
+        for by in (x * sign for x in _EARLIER for sign in (1, -1)) if not part else ():
+            text = f"the {name} is read {abs(by)} numbers too {'early' if by > 0 else 'late'}"
+            yield Alternative(text, problem.replaced(name, partial(_read_moved, by)))
         for padded in sorted({m + -m % x for x in (8, *PADDED_TO)} - {m}) if not part else ():
             read = partial(_read_strided, start=0, row=m, tile=m, padded=padded)
             text = f"the {name} is read with rows of {m} numbers, where they are padded to {padded}"
@@ -221,6 +225,10 @@ def _read_strided(
     at = np.arange(len(x))[:, None] * row + keys + keys // tile * tile
     read = last.reshape(-1)[np.minimum(at, last.size - 1)]
     return np.concatenate([x[:, :start], read], -1)
+
+
+def _read_moved(by: int, _: Index, x: Any) -> Any:
+    return np.roll(x.ravel(), by).reshape(x.shape)
 
 
 def _by_heads(x: Any) -> Any:

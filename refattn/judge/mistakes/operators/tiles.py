@@ -6,15 +6,16 @@ keys is computed by which text, or read from which other tile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ....arrays.library import Doubles
+from ....arrays.words import place
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
 from ...verification.findings import describe_span
@@ -27,12 +28,14 @@ from ..causes.slips import (
     merge_parts,
     score_all,
 )
-from ..causes.wrong_rows import Sampled, finite, row_sizes
+from ..causes.wrong_rows import Sampled, finite, row_sizes, thin
 
 Scored = tuple[Doubles, Doubles]  # scores of some rows, -inf where a key is hidden, and values
 ScoreText = Callable[[Rows], Scored]
 Chosen = npt.NDArray[np.int64]
 _MOVED_TILES, _SCOPED_TILES = 16, 32  # of which each may be another, and that may go wrong, at most
+_HEADS_OF_TILES, _ROWS_OF_TILES, _SOURCES = 4, 32, 2**10  # that are looked at, and pairs of tiles
+_STEP_OF_TILES = 0.95  # of the square of errors, at most, that one more tile leaves
 _SEEN_BY_FIT = 30.0  # root of the sum of squares of z by which a tile is known
 _USUAL_OFF, _MOST_OFF = 0.1, 0.45  # how far shares are from 0 or 1: the median, and the most
 _MOST_LEFT = 0.03  # of the square of errors, at most, that a choice leaves
@@ -71,69 +74,121 @@ def _merge_in_turn(
 def list_moved_tiles(
     problem: Problem, wrong: Sequence[Sampled], unit: float
 ) -> Iterator[Alternative]:
-    """List kernels that read keys or values of other tiles in the place of some."""
-    m = problem.shape[1]
-    elements = sum(x.got.size for x in wrong)
-    sizes = [x for x in TILE_SIZES[::-1] if m % x == 0 and 2 <= m // x <= _MOVED_TILES]
+    """List kernels that read tiles of keys or values from other places or heads, or zeros."""
+    m, share = problem.shape[1], problem.lead[-1] // (problem.key_heads or problem.lead[-1] or 1)
+    heads = [x for x in np.ndindex(problem.lead) if not x or x[-1] % share == 0]
+    sizes = [x for x in TILE_SIZES[::-1] if 1 < -(-m // x) <= _MOVED_TILES]
     for names, size in product(("k", "v", "kv"), sizes):
-        if 4 * (m // size) ** 2 > elements:
+        tiles = TilesOfHeads(problem, names, heads, share, size)
+        if (len(heads) + 1) * -((-m // size) ** 2) > _SOURCES:
             continue
-        pairs = [(t, u) for t, u in np.ndindex(m // size, m // size) if t != u]
-        columns = [_sum_moved(problem, x, names, size, unit) for x in wrong]
-        chosen = choose_columns(
-            np.concatenate([[x[t, u] - x[t, t] for t, u in pairs] for x in columns], -1),
-            -np.concatenate([np.einsum("tt...->...", x[:-1]) + x[-1, 0] for x in columns], -1),
-        )
-        if chosen is None:
+        read = {x.rows.at: tiles.find(x, unit) for x in wrong[:_HEADS_OF_TILES]}
+        found = {at: y for at, y in read.items() if y is not None}
+        if len(found) < len(read):
             continue
-        source = np.arange(m // size)
-        for t, u in (pairs[x] for x in chosen):
-            source[t] = u
-        read = (source[:, None] * size + np.arange(size)).ravel()
-        moved = problem
+        words = {at: tiles.name(at, y) for at, y in found.items()}
+        same = set(words.values())
+        # What is the same in the heads that were looked at, and of these alone, is so in all.
+        every = len(same) == 1 and "head" not in min(same)
+        moved, own = problem, next(iter(found.values()))
         for name in names:
-            moved = moved.replaced(name, partial(_read_places, read))
-        yield Alternative(_name_moved(names, source, size), moved)
+            moved = moved.replaced(name, partial(tiles.change, name, found, own if every else None))
+        text = (
+            min(same) if every else ", ".join(f"in head {place(x)} {y}" for x, y in words.items())
+        )
+        yield Alternative(f"tiles are read from elsewhere: {text}", moved, named=not every)
 
 
-def _read_places(read: Chosen, _: Index, x: Any) -> Any:
-    return x[read]
+class TilesOfHeads(NamedTuple):
+    """Tiles of keys, or values, of all heads, one after another: first the own, zeros at last."""
 
+    problem: Problem
+    names: str  # "k", "v" or "kv"
+    heads: Sequence[Index]  # that have keys of their own
+    share: int  # query heads of each
+    size: int
 
-def _name_moved(names: str, source: Chosen, size: int) -> str:
-    called = " and ".join({"k": "keys", "v": "values"}[x] for x in names)
-    moved = np.flatnonzero(source != np.arange(len(source)))
-    spans = [f"{t * size} to {t * size + size - 1}" for t in range(len(source))]
-    words = [
-        f"{called} {spans[t]} are those of {spans[u]}"
-        for t, u in zip(moved[:_SPANS_NAMED].tolist(), source[moved].tolist(), strict=False)
-    ]
-    more = f" and {len(moved) - _SPANS_NAMED} more tiles" if len(moved) > _SPANS_NAMED else ""
-    return f"tiles are read from elsewhere: {', '.join(words)}{more}"
+    def order(self, at: Index) -> list[Index]:
+        """List the heads that have keys, that of a query head first."""
+        own = (*at[:-1], at[-1] // self.share * self.share) if at else at
+        return [own, *(x for x in self.heads if x != own)]
 
+    def cut(self, x: Any, value: Any = 0) -> Any:
+        """Cut keys, the first axis, into tiles (tiles, size, ...)."""
+        more = ((0, -len(x) % self.size), *((0, 0),) * (x.ndim - 1))
+        return np.pad(x, more, constant_values=value).reshape(-1, self.size, *x.shape[1:])
 
-def _sum_moved(problem: Problem, x: Sampled, names: str, size: int, unit: float) -> Doubles:
-    """Sum over tiles what each adds to errors if it is read from each: (tiles + 1, tiles, ...).
+    def lay_out(self, name: str, at: Index) -> Doubles:
+        """Lay out the tiles of an array of all heads, and one of zeros."""
+        every = [self.cut(self.problem.read(x)[name]) for x in self.order(at)]
+        return np.concatenate([*every, 0 * every[0][:1]])
 
-    What is in the sum beside the keys is the last.
-    """
-    head = take_rows(problem, x.rows)
-    m = head.keys
-    every = score_all(head._replace(mask=None))
-    top = attend(head).lse[:, None]
-    bias: Any = np.zeros((len(every), m)) if head.bias is None else head.bias
-    bare, scale = every[:, :m] - bias, unit * row_sizes(x.got)
-    count = m // size
-    found = np.zeros((count + 1, count, x.got.size))
-    sink = np.sum(np.exp(every[:, m:] - top), -1, keepdims=True)
-    found[-1] = (-sink * x.got / scale).ravel()
-    for t, u in np.ndindex(count, count):
-        own, other = (slice(y * size, y * size + size) for y in (t, u))
-        w = np.exp(bare[:, other if "k" in names else own] + bias[:, own] - top)
-        w = w if head.mask is None else np.where(head.mask[:, own], w, 0.0)
-        v = head.v[other if "v" in names else own]
-        found[t, u] = ((w @ v - np.sum(w, -1, keepdims=True) * x.got) / scale).ravel()
-    return found
+    def change(
+        self, name: str, found: Mapping[Index, Chosen], rest: Chosen | None, at: Index, x: Any
+    ) -> Any:
+        """Read the tiles that were found, or those of the rest, in the place of an array."""
+        read = found.get(at, rest)
+        if read is None:
+            return x
+        return self.lay_out(name, at)[read].reshape(-1, x.shape[-1])[: len(x)]
+
+    def find(self, x: Sampled, unit: float) -> Chosen | None:
+        """Find what is read in place of each tile: in turn what leaves least of the errors."""
+        sums, rest = self._sum(x.take(thin(np.arange(len(x.got)), _ROWS_OF_TILES)), unit)
+        every = np.arange(len(sums))
+        read, left = every.copy(), rest + np.einsum("ttx->x", sums[:, : len(sums)])
+        before = far = left @ left
+        for _ in range(2 * len(sums)):
+            off = np.sum(np.square(left + sums - sums[every, read][:, None]), -1)
+            tile, source = np.unravel_index(np.argmin(off), off.shape)
+            if not off[tile, source] < _STEP_OF_TILES * far:
+                break
+            left, far = left + sums[tile, source] - sums[tile, read[tile]], off[tile, source]
+            read[tile] = source
+        return read if far < _MOST_LEFT * before and np.any(read == every) else None
+
+    def _sum(self, x: Sampled, unit: float) -> tuple[Doubles, Doubles]:
+        """Sum what each tile adds to errors if it is read from each, (tiles, sources, numbers).
+
+        What is in the sum beside the keys is apart.
+        """
+        head, at = take_rows(self.problem, x.rows), x.rows.at
+        top, m, scale = attend(head).lse[:, None], head.keys, unit * row_sizes(x.got)
+        shown = np.ones((m, len(head.q)), bool) if head.mask is None else head.mask.T
+        bias = np.zeros(shown.shape) if head.bias is None else head.bias.T
+        keys, values = (self.lay_out(y, at) for y in "kv")
+        rows = keys.reshape(-1, keys.shape[-1])
+        bare = head._replace(k=rows, bias=None, mask=None, sink=None)
+        scores = (score_all(bare) - top).T.reshape(*keys.shape[:2], -1)
+        sink = 0.0 if head.sink is None else np.exp(head.sink - top)
+        sums = []
+        for own, (see, more) in enumerate(zip(self.cut(shown), self.cut(bias), strict=True)):
+            s = scores if "k" in self.names else scores[own : own + 1]
+            v = values if "v" in self.names else values[own : own + 1]
+            w = np.swapaxes(np.where(see, np.exp(s + more), 0.0), 1, 2)
+            off = (w @ v - np.sum(w, -1, keepdims=True) * x.got) / scale
+            sums.append(np.broadcast_to(off, (len(keys), *off.shape[1:])).reshape(len(keys), -1))
+        return np.stack(sums), (-sink * x.got / scale).ravel()
+
+    def name(self, at: Index, read: Chosen) -> str:
+        """Say from where the tiles of a head are read."""
+        called = {"k": "keys", "v": "values"}.get(self.names, "keys and values")
+        by, words, count = read - np.arange(len(read)), list[str](), len(read)
+        by[read // count == len(self.heads)] = -read.size  # zeros
+        for t in np.split(np.arange(count), np.flatnonzero(np.diff(by)) + 1):
+            head = int(read[t[0]]) // count
+            here, there = (self._name_tiles(x % count) for x in (t, read[t]))
+            of = f" of head {place(self.order(at)[head % len(self.heads)])}" if head else ""
+            if head == len(self.heads):
+                words.append(f"{called} {here} are 0")
+            elif by[t[0]]:
+                words.append(f"{called} {here} are those of {there}{of}")
+        more = f" and {len(words) - _SPANS_NAMED} more" if len(words) > _SPANS_NAMED else ""
+        return ", ".join(words[:_SPANS_NAMED]) + more
+
+    def _name_tiles(self, tiles: Chosen) -> str:
+        last = min((tiles[-1] + 1) * self.size, self.problem.shape[1]) - 1
+        return f"{tiles[0] * self.size} to {last}"
 
 
 def choose_columns(columns: Doubles, rest: Doubles, but_all: bool = True) -> Chosen | None:
@@ -160,7 +215,7 @@ def list_crossed_parts(
     """List kernels whose weights of a part of each tile meet values of other parts, or of none."""
     m, elements = problem.shape[1], sum(x.got.size for x in wrong)
     for size, count in product(TILE_SIZES, _PARTS_OF_TILES):
-        if size > m or size < 8 * count or 4 * count**2 > elements:
+        if 2 * size > m or size < 8 * count or 4 * count**2 > elements:
             continue
         columns, rest = [], []
         for x in wrong:

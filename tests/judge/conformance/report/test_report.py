@@ -243,7 +243,7 @@ def test_pages_from_the_command_line(tmp_path, monkeypatch):
     status, said = check("moving:fn", "--html", "out.html")
     assert status == 0, said
     text = (tmp_path / "out.html").read_text("utf-8")
-    assert "PASS softmax_attention as softmax" in Page(text).read("article")
+    assert "PASS fn as softmax" in Page(text).read("article")
     status, said = check("refattn:softmax_attention", "--html", "out.png")
     assert (status, "must end in .html, got 'out.png'" in said) == (2, True)
     monkeypatch.setitem(sys.modules, "jinja2", None)

@@ -72,6 +72,16 @@ def test_slopes_are_those_of_differences(name, options):
     assert abs(sum(np.sum(x * way[name]) for name, x in found.items()) - want) < 1e-90
 
 
+def test_absolute_terms_of_exact_attention():
+    """Those of dq are p (|g| . |v| + sum p |g| . |v|) |k|, of dk with |q|, and of dv p |g|."""
+    formula, g = digits.formulas().softmax_attention, np.array([[1.0, -2.0, 0.5]] * 4)
+    _, found = digits.pull_back(formula, g, absolute=True, q=Q, k=K, v=V)
+    p, products = formula(Q, K, np.eye(len(K))), abs(g) @ abs(V).T
+    terms = p * (products + (p * products).sum(-1)[:, None]) * Q.shape[-1] ** -0.5
+    want = {"q": terms @ abs(K), "k": terms.T @ abs(Q), "v": p.T @ abs(g)}
+    assert all(off(found[name], x) < 1e-14 for name, x in want.items())
+
+
 def test_a_change_must_be_of_something():
     for old, times in (("no such text", "0"), ("x", "[2-9]")):
         with pytest.raises(ValueError, match=f"`elu_plus_one` has '{old}' {times} times, not once"):

@@ -58,20 +58,20 @@ def judged(arrays):
 @pytest.mark.long
 def test_pages_of_other_heads(tile):
     found = judged(paged(tile, tile, causal=True))
-    span = f"keys and values {tile.start} to {tile.stop - 1} are read from other heads"
-    text = f"agrees if {span}: head (1, 0) from head (0, 0), head (1, 1) from head"
+    span = f"{tile.start} to {tile.stop - 1}"
+    text = "agrees if tiles are read from elsewhere: in head (1, 0) keys and values "
+    text += f"{span} are those of {span} of head (0, 0), in head (1, 1) keys"
     assert found.suspects[0].text.startswith(text)
 
 
 @pytest.mark.long
 def test_pages_of_elsewhere_and_of_values_alone():
     elsewhere = judged(paged(slice(32, 64), slice(64, 96))).suspects[0].text
-    assert elsewhere.startswith("agrees if keys and values 32 to 63 are read from other heads: ")
-    assert "head (1, 1) from head (0, 1) at 64 to 95" in elsewhere
+    assert "keys and values 32 to 63 are those of 64 to 95 of head (0, 1)" in elsewhere
     v = BATCH[2].copy()
     v[1, :, 32:64] = v[0, :, 32:64]
     alone = judged(given(BATCH[1], v)).suspects[0].text
-    assert alone.startswith("agrees if values 32 to 63 are read from other heads: head (1, 0) from")
+    assert "in head (1, 0) values 32 to 63 are those of 32 to 63 of head (0, 0)" in alone
 
 
 @pytest.mark.long

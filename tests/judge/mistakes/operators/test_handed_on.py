@@ -1,5 +1,7 @@
 """Chunks of recurrences that read or pass on other states, computed token by token: named."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -142,6 +144,34 @@ def test_a_state_that_is_read_in_place_of_another():
         "agrees if tokens 64 to 99 read another state before token 64: in it is 2 times that of "
         "tokens 32 to 63 (head 0)"
     ]
+
+
+@pytest.mark.long
+def test_sums_of_log_decays_that_restart():
+    x = draw()
+    g = x["g"].copy()
+    g[:, 32::64] -= np.sum(np.reshape(x["g"][:, :96], (2, -1, 32, 1)), 2)[:, ::2]
+    found = judge(x, *chunked({**x, "g": g}))
+    words = "agrees if the sum of log decays in chunks of 64 restarts after each 32 tokens"
+    assert [y.suspects[0].text for y in found.values()] == [words, words]
+
+
+@pytest.mark.long
+def test_states_that_decay_by_column():
+    """In each fourth column as over the whole chunk, in the others over fewer tokens."""
+    last = 25 + 2 * (np.arange(COLUMNS) % 4)
+
+    def passed(sums):
+        at = np.minimum(last, sums.shape[1] - 1)
+        return np.exp(sums[:, at]), np.exp(sums[:, -1:] - sums)
+
+    x = draw()
+    x |= {"g": x["g"] / 2, "first": 4 * x["first"], "beta": x["beta"] / 4}
+    text = judge(x, *chunked(x, size=32, passed=passed))["out"].suspects[0].text
+    assert re.match(
+        r"agrees if tokens 32 to \d+ read another state before token 32: in it is ", text
+    )
+    assert "times that of the state before token 0, as it decays, by column (columns" in text
 
 
 def judge(x, out, state):

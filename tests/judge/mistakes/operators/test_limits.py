@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from refattn.judge import verify
+
+from refattn.judge.mistakes.operators import limits  # isort: skip  (after `verify`)
 from tests.judge.mistakes.causes.kernels import ahead, draw, fused, hide, named, scores
 
 N = 64
@@ -67,11 +69,18 @@ CASES = {
 test_limits_are_named = named(CASES, ("loop too short",), profile="flash")
 
 
+def test_a_shift_to_the_last_key():
+    far = np.ones((2, 4))
+    far[[0, 1], [2, 3]] = 0.0
+    assert limits._choose_shift(far, np.arange(2)) == (2, 0.0)
+
+
 @pytest.mark.long
-def test_none_is_named_for_rows_that_are_no_tiles():
-    """Every third query sees all keys of its block, and no others do."""
+def test_no_limit_is_named_for_rows_that_are_no_tiles():
+    """Every third query sees all keys of its block, and no others do: these are told one by one."""
     found = verify(**given(np.where(ROW % 3 == 1, J <= ROW // 32 * 32 + 31, CAUSAL), causal=True))
-    assert found.suspects == []
+    words = "agrees if queries see other keys: query 1 also keys 2 to 31; query 4 also keys 5 to 31"
+    assert found.suspects[0].text.startswith(words)
 
 
 @pytest.mark.long

@@ -10,6 +10,9 @@ from refattn.judge import verify
 from refattn.judge.rounding.formats import FORMATS
 
 from refattn.judge.mistakes.causes import trials  # isort: skip
+from refattn.judge.mistakes.causes.sampled import Rows  # isort: skip
+from refattn.judge.mistakes.causes.wrong_rows import Sampled  # isort: skip
+from refattn.judge.mistakes.operators import spans  # isort: skip
 from tests.judge.mistakes.causes.kernels import (
     BF16,
     ahead,
@@ -264,7 +267,41 @@ def of_blocks(rule):
     return np.repeat(np.repeat(rule(documents().reshape(3, 32, 3, 32), (1, 3)), 32, 0), 32, 1)
 
 
+def lacking():
+    """In each of two batch members the sum of the weights lacks the last keys of some length."""
+    x = members(J < [[96], [96]], J < [[96], [96]])
+    w = np.exp(S.reshape(2, 2, N, N))
+    kept = (np.array([[64], [32]]) > J)[:, None, None]
+    out = w @ V.reshape(2, 2, N, 16) / np.sum(w * kept, -1, keepdims=True)
+    return x | {"out": BF16(out)}
+
+
+def foreign_part():
+    """Batch member 0 has no keys from 48 on; what member 1 has for these is merged as its own."""
+    x = members(J < [[48], [96]], J < [[48], [96]])
+    w = np.exp(S.reshape(2, 2, N, N))
+    w[0, ..., 48:] = w[1, ..., 48:]
+    v = V.reshape(2, 2, N, 16).copy()
+    v[0, :, 48:] = v[1, :, 48:]
+    return x | {"out": BF16(w @ v / np.sum(w, -1, keepdims=True))}
+
+
+def strewn():
+    """Each fourth column of each fourth row holds the number of another call."""
+    x = given(S)
+    other = np.random.default_rng(55).permutation(x["out"].ravel()).reshape(x["out"].shape)
+    return x | {"out": np.where(np.arange(16) % 4 == ROW // 8 % 4, other, x["out"])}
+
+
+def early():
+    """From key 32 on the bias is read 16 numbers too early."""
+    moved = np.roll(BIAS.reshape(4, -1), 16, 1).reshape(BIAS.shape)
+    return given(S + np.where(J >= 32, moved, BIAS), bias=BIAS)
+
+
 FLAT = BIAS[:, :, 0].ravel()
+FOURS = J // 4 * 4 + J % 2 * 2 + J % 4 // 2
+SPREAD = np.where((J >= 48) & (J < 64) | (J >= 80), J - 32, J)
 
 CASES = {
     "a sum by remainder": (lambda: by_sums((J % 48 < 32)[:, None]),
@@ -275,6 +312,20 @@ CASES = {
     "a class of weights": (
         lambda: by_sums(1, np.where((HEAD == 1) & (J % 32 < 16), np.exp(Q[..., :1]), 1)),
         "weights of keys 16 to 31 of each 32 have a factor of their own in each row, "),
+    "a sum by member": (lacking,
+        "the sum of the weights has keys 0 to 63 only in batch member 0 and the sum of the "),
+    "part of another member": (foreign_part,
+        "keys 48 to 95, of which a head sees none, are merged as those of the next batch member"),
+    "order in fours": (lambda: given(hide(S, CAUSAL), V[:, FOURS], causal=True),
+        "key j has the value of key j // 4 * 4 + (j % 2) * 2 + j % 4 // 2"),
+    "tiles that late rows see": (lambda: given(hide(scores(Q, K[:, SPREAD]), CAUSAL), causal=True),
+        "tiles are read from elsewhere: keys 48 to 63 are those of 16 to 31, keys 80 to 95 are "),
+    "bias of keys from a place on": (early,
+        "the bias is read 16 numbers too early, but only for keys 32 to 95"),
+    "limit by the other end": (
+        lambda: given(hide(S, (FAR >= -24) & (np.maximum(ROW // 16 * 16 - 24, 0) + 48 > J)),
+            window=(24, None)),
+        "query i sees keys up to 47 after the first key of query 16 (i // 16)"),
     "stale weights": (stale, "values of keys 32 to 63 meet the weights of the 32 keys before"),
     "exchanged blocks": (exchanged, "in head 0, columns 0 to 7 of queries 8 to 95 whose index % "
         "16 is 8 to 15 hold the numbers of columns 8 to 15 of queries 0 to 87 whose index"),
@@ -371,7 +422,8 @@ CASES = {
     "columns": (lambda: given(S, V[..., np.arange(16) ^ 4]),
         "values have the columns of others: 0 to 3 of head 0 are 4 to 7 of 0, 4 to 7 of head 0"),
     "a page of zeros": (lambda: given(scores(Q, paged(K)), paged(V)),
-        "keys and values 0 to 31 are read from other heads: head 0 from head 1, head 1 has zeros"),
+        "tiles are read from elsewhere: in head 0 keys and values 0 to 31 are those of 0 to 31 of "
+        "head 1, in head 1 keys and values 0 to 31 are 0"),
     "half of each tile": (lambda: seen(CAUSAL & (J % 32 < 16)),
         "keys 16 to 31 of each 32 are left out"),
     "weights alone in tiles": (lambda: halves(J % 32 < 16, 1) | {"mask": None},
@@ -401,6 +453,18 @@ CASES = {
 test_a_mistake_is_named_by_its_place = named(CASES, ("bit of a row",))
 
 
+def test_the_first_of_two_spans_is_found_again_beside_the_second():
+    """Keys 11 to 17 are lost, and 34 to 41 have larger scores."""
+    rng = np.random.default_rng(83)
+    v, s, j = rng.standard_normal((48, 16)), rng.standard_normal((3, 48)), np.arange(48)
+    ways = [("lost", lambda _: (np.full_like(s, -np.inf), v)), ("larger", lambda _: (s + 2, v))]
+    found = np.where((j > 33) & (j < 42), s + 2, np.where((j > 10) & (j < 18), -np.inf, s))
+    got = np.exp(found) @ v / np.sum(np.exp(found), -1, keepdims=True)
+    x = Sampled(Rows((0,), np.arange(3), j), got, None, np.ones(3, bool), np.ones(3, bool))
+    read = spans._find_spans(lambda _: (s, v), ways, [x], 1e-3)
+    assert {y.words: y.keys for y in read} == {"lost": slice(11, 18), "larger": slice(34, 42)}
+
+
 ORDER = np.random.default_rng(53).permutation(N)
 NOWHERE = {
     "power": lambda: np.maximum(1 + S, 0.1) ** 2,
@@ -421,6 +485,16 @@ def test_no_place_is_named_that_is_not_there(name):
     found = verify(**given(S) | {"out": BF16(w @ V / np.sum(w, -1, keepdims=True))})
     assert found.verdict == "FAIL"
     assert not [x.text for x in found.suspects if re.match("agrees if|the scale is", x.text)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("wrong", "words"), [
+    (strewn, "numbers where query // 8 % 4 = column % 4 are unlike the exact ones, as if they"),
+    (lambda: given(S) | {"out": np.where((ROW >= 32) & (ROW < 64), V[..., ::-1],
+        given(S)["out"])}, "queries 32 to 63: numbers are unlike the exact ones, as if these "),
+])  # fmt: skip
+def test_numbers_that_were_never_written(wrong, words):
+    assert words in verify(**wrong()).suspects[0].text
 
 
 @pytest.mark.long

@@ -1,0 +1,80 @@
+"""Backward passes that are wrong for some keys, or see others, are named; right ones are not."""
+
+import numpy as np
+import pytest
+
+from refattn.judge import verify
+from tests.judge.mistakes.causes.kernels import BF16, ahead, backward, draw, fused, scores
+
+pytestmark = pytest.mark.long
+N = 64
+Q, K, V, G = draw(71, n=N)
+J, CAUSAL = np.arange(N), ahead(N, N) <= 0
+ROW = J[:, None]
+
+
+def of_tiles(number, there):
+    """D has a factor for some keys alone: one part of dq, and rows of dk."""
+    arrays = backward(Q, K, V, G)
+    p = np.exp(scores(Q, K) - fused(scores(Q, K), V)[1][..., None])
+    delta = np.sum(G * arrays["out"], -1, keepdims=True) * np.where(there, number, 1.0)
+    ds = BF16(p * (G @ np.swapaxes(V, 1, 2) - delta))
+    return arrays | {"dq": BF16(0.25 * ds @ K), "dk": BF16(0.25 * np.swapaxes(ds, 1, 2) @ Q)}
+
+
+def capped(slope, cap=1.0):
+    """Scores are capped; their derivative is what `slope` makes of the right one."""
+    t = np.tanh(scores(Q, K) / cap)
+    out, lse = fused(cap * t, V)
+    p, delta = np.exp(cap * t - lse[..., None]), np.sum(G * out, -1, keepdims=True)
+    ds = BF16(p * (G @ np.swapaxes(V, 1, 2) - delta) * slope(1 - t * t))
+    arrays = backward(Q, K, V, G) | {
+        "out": out,
+        "softcap": cap,
+        "dv": BF16(np.swapaxes(BF16(p), 1, 2) @ G),
+    }
+    return arrays | {"dq": BF16(0.25 * ds @ K), "dk": BF16(0.25 * np.swapaxes(ds, 1, 2) @ Q)}
+
+
+def read_apart(size):
+    """Rows of v begin as far apart as those of k, which are shorter."""
+    q, k = Q[..., :size], K[..., :size]
+    read = V.reshape(2, -1)[:, size * J[:, None] + np.arange(16)]
+    return backward(q, k, V, G, values=lambda _: read)
+
+
+CASES = {
+    "limits": (
+        lambda: backward(Q, K, V, G, CAUSAL, seen_back=ROW // 4 * 4 + (ROW % 4 // 2) >= J)
+        | {"causal": True},
+        "in the backward pass in blocks of 8 limits are permuted: query i sees keys up to 8 "),
+    "limits by blocks": (
+        lambda: backward(Q, K, V, G, CAUSAL, seen_back=ROW // 16 * 16 + 15 >= J) | {"causal": True},
+        "in the backward pass queries of a block of 16 see all keys of the block"),
+    "D of some keys": (lambda: of_tiles(0.0, (J // 16) % 2 == 1),
+        "D = d_out . out is left out, but only for keys 16 to 31, 48 to 63"),
+    "D of some queries": (lambda: of_tiles(0.0, ROW // 16 == 1), "D = d_out . out is left out"),
+    "slope of the cap": (lambda: capped(lambda x: 1.0),
+        "the derivative of the soft cap is left out"),
+    "slope of some keys": (lambda: capped(lambda x: np.where(J >= 32, 1.0, x)),
+        "the derivative of the soft cap is left out, but only for keys 32 to 63"),
+    "slope twice": (lambda: capped(np.square), "the derivative of the soft cap is applied twice"),
+    "rows of v": (lambda: read_apart(12), "rows of v begin 12 numbers apart, not 16"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_wrong_in_dq(name):
+    make, words = CASES[name]
+    found = verify(**make(), profile="flash").parts
+    assert words in found["dq"].suspects[0].text
+    assert not any(x in found["dq"].suspects[0].text for _, x in CASES.values() if x not in words)
+
+
+def test_none_is_named_that_is_not_there():
+    """Nor in errors that have no cause."""
+    arrays = capped(lambda x: x)
+    assert verify(**arrays, profile="flash").verdict == "PASS"
+    noise = np.random.default_rng(72).standard_normal(arrays["dq"].shape)
+    found = verify(**arrays | {"dq": BF16(arrays["dq"] + 0.2 * noise)}, profile="flash")
+    assert not [x.text for x in found.parts["dq"].suspects if "agrees if" in x.text]
