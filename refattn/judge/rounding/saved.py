@@ -16,7 +16,7 @@ from .head import NearestWeights, ScoredRows, SoftmaxHead, Tile, attend_rows, sc
 from .roundings import RMS, Roundings, round_bound, sum_error, sum_running_products, walk
 from .shares import OFF, TileShares, find_log_errors, narrow_head
 from .softmax import ErrorSums, analyse_softmax, begin_bound, size_of_log
-from .ties import count_equal, mark_rows
+from .ties import count_equal, mark_equal
 
 BLOCK_QUERIES = 256  # of a block
 _SMALL = 2.0**-10  # logs whose exponentials are a sum of few powers
@@ -417,7 +417,7 @@ def unscale_rows(x: Doubles) -> Doubles:
 def _count_twins(back: BackwardHead) -> dict[str, Doubles]:
     """Count copies of queries, of keys, and of derivatives for a query."""
     rows = back.head.q, back.head.k, unscale_rows(back.d_out)
-    copies, keys, products = (count_equal(mark_rows(x)).astype(np.float64) for x in rows)
+    copies, keys, products = (count_equal(mark_equal(x)).astype(np.float64) for x in rows)
     products = np.maximum(products / copies, 1.0)
     return {"copies": copies, "key_copies": keys, "products": products}
 

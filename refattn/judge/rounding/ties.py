@@ -61,7 +61,7 @@ def find_ties(head: SoftmaxHead, i: slice) -> Ties | None:
     return None if np.all(weights == 1) else Ties(weights, terms, new)
 
 
-def mark_rows(x: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def mark_equal(x: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Return numbers that are equal if rows are; those of other rows hardly ever are."""
     return np.array([hash(row.tobytes()) for row in x + 0.0], np.int64)  # where -0 is 0
 

@@ -15,7 +15,7 @@ from ..rounding.head import CACHED_PAIRS, TILE_KEYS, ScoredRows, Tile, attend_ro
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
 from ..rounding.roundings import Roundings, RowErrors
-from ..rounding.ties import count_equal, mark_rows
+from ..rounding.ties import count_equal, mark_equal
 from .directions import NEARLY_ONE, PLAIN_DIRECTIONS, list_tangents
 from .evidence import DirectionSums, Evidence, Known, Tally
 from .findings import Numbers
@@ -297,14 +297,14 @@ def row_weights(
     # recurrence depend on each other by its states, and count for fewer.
     if problem.kind == "recurrent":
         found = [problem.recurrence(index, roundings) for index in np.ndindex(problem.lead)]
-        same = [mark_rows(_shorten(x.rows.out)) for x in found]
-        states = [mark_rows(problem.read(x)["k"].reshape(1, -1)) for x in np.ndindex(problem.lead)]
+        same = [mark_equal(_shorten(x.rows.out)) for x in found]
+        states = [mark_equal(problem.read(x)["k"].reshape(1, -1)) for x in np.ndindex(problem.lead)]
         of_heads = 1 / count_equal(np.stack(states)) / [[x.dependence] for x in found]
         return np.asarray(np.minimum(1 / count_equal(np.stack(same)), of_heads))
     # Rows of dk that share a query's errors are one for each head; heads with equal keys are one.
     if not problem.rows_apart(roundings):
         keys = [problem.read(index)["k"] for index in np.ndindex(problem.lead)]
-        marks = np.concatenate([mark_rows(x.reshape(1, -1)) for x in keys])
+        marks = np.concatenate([mark_equal(x.reshape(1, -1)) for x in keys])
         return np.repeat(1 / count_equal(marks)[:, None], n, 1)
     apart = np.arange(heads * n).reshape(1, heads, n)
     equal = np.repeat(apart, 3, 0)  # numbers that are equal where rows are
@@ -316,7 +316,7 @@ def row_weights(
             exact = _find_exact(problem, index, roundings, i, {} if known is None else known)
         rows: list[Any] = [_shorten(exact), *problem.list_sources(index, roundings, i)]
         for number, x in enumerate(rows):
-            equal[(number, *at)] = mark_rows(x)
+            equal[(number, *at)] = mark_equal(x)
 
     for_each(lambda: mark, problem.list_in_turn(), most=heads + n)
     # Rows may be equal in their result or in what makes them: the smallest weight is safe.
