@@ -3,36 +3,11 @@
 import numpy as np
 import pytest
 
-import refattn
 from refattn import linear_randomized_attention, naive, random_feature_attention, sampling
-from refattn.engine import hops, positive
 from refattn.estimators import lara
 from tests.problems import draw
 
 WEIGHTINGS = lara.WEIGHTINGS
-
-
-@pytest.mark.parametrize("weighting", WEIGHTINGS[:2])
-def test_lara_with_standard_proposals_is_rfa(weighting):
-    rng = np.random.default_rng(0)
-    q, k, v, omega = draw(rng, 4, 3), draw(rng, 6, 3), draw(rng, 6, 2), draw(rng, 5, 3)
-    want = random_feature_attention(q, k, v, omega=omega)
-    for centres in (np.zeros((5, 3)), [sampling.Gaussian(np.zeros(3))]):
-        options = {"omega": omega, "centres": centres, "weighting": weighting}
-        got = linear_randomized_attention(q, k, v, **options)
-        np.testing.assert_allclose(got, want, atol=1e-14)
-
-
-def test_lara_with_delta_weights_is_ra():
-    # alpha_ic = 1 if i = c else 0, one sample of p_i for each query.
-    rng = np.random.default_rng(0)
-    q, k, v = draw(rng, 4, 3), draw(rng, 6, 3), draw(rng, 6, 2)
-    omega = sampling.draw_target(q, k, num_samples=1, rng=1)
-    delta = np.where(np.eye(4, dtype=bool), 0.0, -np.inf)
-    keys = hops.Keys(k, v, half=0.5 * 3.0**-0.5)
-    samples = hops.Samples(3.0**-0.25 * omega[:, 0], delta)
-    lara = positive.two_hops(q, samples, keys, False, np).out
-    np.testing.assert_allclose(lara, refattn.randomized_attention(q, k, v, omega=omega), atol=1e-14)
 
 
 def test_lara_takes_the_means_of_chunks():

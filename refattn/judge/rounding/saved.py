@@ -16,6 +16,7 @@ from .head import NearestWeights, ScoredRows, SoftmaxHead, Tile, attend_rows, sc
 from .roundings import RMS, Roundings, round_bound, sum_error, sum_running_products, walk
 from .shares import OFF, TileShares, find_log_errors, narrow_head
 from .softmax import ErrorSums, analyse_softmax, begin_bound, size_of_log
+from .ties import count_equal, mark_equal
 
 BLOCK_QUERIES = 256  # of a block
 _SMALL = 2.0**-10  # logs whose exponentials are a sum of few powers
@@ -415,17 +416,10 @@ def unscale_rows(x: Doubles) -> Doubles:
 
 def _count_twins(back: BackwardHead) -> dict[str, Doubles]:
     """Count copies of queries, of keys, and of derivatives for a query."""
-    copies, keys = _count_copies(back.head.q), _count_copies(back.head.k)
-    products = np.maximum(_count_copies(unscale_rows(back.d_out)) / copies, 1.0)
+    rows = back.head.q, back.head.k, unscale_rows(back.d_out)
+    copies, keys, products = (count_equal(mark_equal(x)).astype(np.float64) for x in rows)
+    products = np.maximum(products / copies, 1.0)
     return {"copies": copies, "key_copies": keys, "products": products}
-
-
-def _count_copies(x: Doubles) -> Doubles:
-    """Count how often each row is there."""
-    marks = np.array([hash(row.tobytes()) for row in x + 0.0], np.int64)  # where -0 is 0
-    _, which, counts = np.unique(marks, return_inverse=True, return_counts=True)
-    copies: Doubles = counts[which].astype(np.float64)
-    return copies
 
 
 def _sum_running_squares(x: Doubles, first: Doubles | float = 0.0) -> Doubles:

@@ -13,7 +13,7 @@ leading digit, the same number added to it is rounded by the same amount.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,9 +48,9 @@ def find_ties(head: SoftmaxHead, i: slice) -> Ties | None:
     """Find equal keys that the queries i see; None if there are none."""
     keys = slice(0, head.keys)
     k, v = head.k[keys], head.v[keys]
-    first, of_key = _group_equal(k)
-    if len(first) == head.keys:
+    if len(np.unique(_mark_keys(k))) == head.keys:
         return None
+    first, of_key = _group_equal(k)
     seen = head.visible(i, keys)
     seen = np.ones((1, head.keys), bool) if seen is None else seen
     terms, weights = np.ones((2, len(seen), len(head.k)))  # of a sink, too
@@ -61,11 +61,25 @@ def find_ties(head: SoftmaxHead, i: slice) -> Ties | None:
     return None if np.all(weights == 1) else Ties(weights, terms, new)
 
 
+def mark_equal(x: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return numbers that are equal if rows are; those of other rows hardly ever are."""
+    return np.array([hash(row.tobytes()) for row in x + 0.0], np.int64)  # where -0 is 0
+
+
+def count_equal(marks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Count how often each number is there."""
+    _, which, counts = np.unique(marks.ravel(), return_inverse=True, return_counts=True)
+    return np.asarray(counts[which].reshape(marks.shape))
+
+
+def _mark_keys(x: Doubles) -> Doubles:
+    """Return numbers that are equal if rows are, and that are found at once."""
+    return np.asarray(np.sum(x * np.cos(np.arange(1.0, x.shape[1] + 1)), -1))
+
+
 def _group_equal(x: Doubles) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Group equal rows: return the first of each group, and the group of each row."""
-    # Equal rows have equal marks, and rows that differ hardly ever do.
-    marks = np.sum(x * np.cos(np.arange(1.0, x.shape[1] + 1)), -1)
-    _, first, group = np.unique(marks, return_index=True, return_inverse=True)
+    _, first, group = np.unique(_mark_keys(x), return_index=True, return_inverse=True)
     if len(first) < len(x) and np.any(x != x[first[group]]):
         _, first, group = np.unique(x, axis=0, return_index=True, return_inverse=True)
     return first, group.ravel()

@@ -17,8 +17,7 @@ from .drawing import Recipe
 
 # Axes of one head.
 NDIMS = {"q": 2, "k": 2, "v": 2, "visible": 2, "omega": 2, "centres": 2, "log_weight": 1}
-NDIMS |= {"d_out": 2, "d_lse": 1, "bias": 2, "sinks": 0, "dropout": 2}
-NDIMS |= {"indices": 2, "log_probability": 2}
+NDIMS |= {"bias": 2, "sinks": 0, "dropout": 2, "indices": 2, "log_probability": 2}
 
 
 class HeadArrays(NamedTuple):
@@ -36,8 +35,6 @@ class HeadArrays(NamedTuple):
     dropout: Any = None
     indices: Any = None
     log_probability: Any = 0.0
-    d_out: Floats | None = None
-    d_lse: Any = 0.0
 
 
 def truth() -> Any:
@@ -91,7 +88,7 @@ def arranged(case: Recipe | Case, dps: int = 50, **replaced: Any) -> dict[str, A
     if "keep" in x:
         kept, p = truth().numbers(x["keep"], dps=dps), case.arguments["dropout_p"]
         x["dropout"] = kept / (1 - p) if value_of(case, "dropout") == "1/(1-p)" else kept
-    others = {"mask", "past_k", "past_v", "slopes", "keep"}
+    others = {"mask", "past_k", "past_v", "slopes", "keep", "d_out", "d_lse"}
     return {name: value for name, value in x.items() if name not in others}
 
 
@@ -163,10 +160,8 @@ def case_pullback(
     columns = x["v"].shape[-1] + with_lse(case)
 
     def outputs(**sloped: Any) -> Floats:
-        arrays = arranged(case, dps, **sloped)
-        cotangents = ("d_out", "d_lse")
-        arrays = {name: value for name, value in arrays.items() if name not in cotangents}
-        return np.asarray(formula_of(case, dps, *changes)(**arrays)[..., :columns])
+        formula = formula_of(case, dps, *changes)
+        return np.asarray(formula(**arranged(case, dps, **sloped))[..., :columns])
 
     if "d_out" not in x:
         return outputs(), {}

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...arrays.library import Doubles
 from ...arrays.threads import for_each
@@ -16,6 +15,7 @@ from ..rounding.head import CACHED_PAIRS, TILE_KEYS, ScoredRows, Tile, attend_ro
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
 from ..rounding.roundings import Roundings, RowErrors
+from ..rounding.ties import count_equal, mark_equal
 from .directions import NEARLY_ONE, PLAIN_DIRECTIONS, list_tangents
 from .evidence import DirectionSums, Evidence, Known, Tally
 from .findings import Numbers
@@ -297,15 +297,15 @@ def row_weights(
     # recurrence depend on each other by its states, and count for fewer.
     if problem.kind == "recurrent":
         found = [problem.recurrence(index, roundings) for index in np.ndindex(problem.lead)]
-        same = [_mark_rows(_shorten(x.rows.out)) for x in found]
-        states = [_mark_rows(problem.read(x)["k"].reshape(1, -1)) for x in np.ndindex(problem.lead)]
-        of_heads = _share_marks(np.stack(states)) / [[x.dependence] for x in found]
-        return np.asarray(np.minimum(_share_marks(np.stack(same)), of_heads))
+        same = [mark_equal(_shorten(x.rows.out)) for x in found]
+        states = [mark_equal(problem.read(x)["k"].reshape(1, -1)) for x in np.ndindex(problem.lead)]
+        of_heads = 1 / count_equal(np.stack(states)) / [[x.dependence] for x in found]
+        return np.asarray(np.minimum(1 / count_equal(np.stack(same)), of_heads))
     # Rows of dk that share a query's errors are one for each head; heads with equal keys are one.
     if not problem.rows_apart(roundings):
         keys = [problem.read(index)["k"] for index in np.ndindex(problem.lead)]
-        marks = np.concatenate([_mark_rows(x.reshape(1, -1)) for x in keys])
-        return np.repeat(_share_marks(marks)[:, None], n, 1)
+        marks = np.concatenate([mark_equal(x.reshape(1, -1)) for x in keys])
+        return np.repeat(1 / count_equal(marks)[:, None], n, 1)
     apart = np.arange(heads * n).reshape(1, heads, n)
     equal = np.repeat(apart, 3, 0)  # numbers that are equal where rows are
 
@@ -316,11 +316,11 @@ def row_weights(
             exact = _find_exact(problem, index, roundings, i, {} if known is None else known)
         rows: list[Any] = [_shorten(exact), *problem.list_sources(index, roundings, i)]
         for number, x in enumerate(rows):
-            equal[(number, *at)] = _mark_rows(x)
+            equal[(number, *at)] = mark_equal(x)
 
     for_each(lambda: mark, problem.list_in_turn(), most=heads + n)
     # Rows may be equal in their result or in what makes them: the smallest weight is safe.
-    return np.asarray(np.min([_share_marks(x) for x in equal], 0))
+    return np.asarray(np.min([1 / count_equal(x) for x in equal], 0))
 
 
 def _find_exact(
@@ -348,19 +348,6 @@ def _shorten(x: Doubles) -> Doubles:
     with np.errstate(over="ignore"):
         short = x.astype(np.float32)
     return np.where(np.isfinite(short), short, x)
-
-
-def _mark_rows(rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return numbers that are equal if rows are."""
-    # A collision of hashes only makes a weight smaller: fewer witnesses. + 0 turns -0 into 0.
-    return np.array([hash((x + 0).tobytes()) for x in rows], np.int64)
-
-
-def _share_marks(marks: npt.NDArray[np.int64]) -> Doubles:
-    """Return 1 / g for g equal marks."""
-    _, which, counts = np.unique(marks.ravel(), return_inverse=True, return_counts=True)
-    shares: Doubles = 1 / counts[which]
-    return shares.reshape(marks.shape)
 
 
 def _lose_shares(tile: Tile, lse: Doubles) -> Doubles:

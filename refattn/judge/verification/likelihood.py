@@ -43,7 +43,7 @@ from ..rounding.hardware import allow
 from ..rounding.head import CACHED_PAIRS, SoftmaxHead, scan_tiles, score_tile
 from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
-from ..rounding.roundings import WORST, RowErrors
+from ..rounding.roundings import WORST, Roundings, RowErrors
 from .evidence import log_chernoff
 from .findings import Numbers
 from .head_sums import RowWeights
@@ -288,7 +288,7 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
         still: tuple[Any, ...] = square, logs, least
         if joint:
             along, apart = directions(index), bool(np.any(shares < 1))
-            find = partial(find_covariance, read, index, roundings, i, rows, along)
+            find = cache(partial(find_covariance, read, index, roundings, i, rows, along))
             law = still_law = _Law.of(rows, error, along, find, apart)
             # A largest weight that is rounded to 1 leaves the error of e^0 to the normaliser alone.
             of_largest = roundings.exp * roundings.accumulate.unit * rows.out
@@ -297,23 +297,22 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
             if roundings.unit is not None:  # its shift is known up to a factor
                 shift = allow(roundings.unit, np.broadcast_to(rows.shift, error.shape))
                 still_law = _Law.of(rows, error, along, find, apart, shift)
-        if problem.is_mean and roundings.scores is not None:
+
+        def take_other(by: Roundings) -> tuple[RowErrors, _Law]:
+            others = read.analyse(index, by, i)
+            find = partial(find_covariance, read, index, by, i, others, along)
+            return others, _Law.of(others, error, along, find, apart)
+
+        if joint and problem.is_mean and roundings.scores is not None:
             unmoved = _find_unmoved(read.head(index), i, roundings.scores, rows.lse)[:, None]
             if unmoved.any():
-                others = read.analyse(index, roundings._replace(scores=None), i)
+                others, other = take_other(roundings._replace(scores=None))
                 square_of, logs_of, near_of = fit(np.where(unmoved, others.std, rows.std))
                 least_of = np.minimum(_mean(near_of), _LEAST**2)
                 still = square_of, logs_of, np.where(unmoved[:, 0], least_of, least)
-                if joint:
-                    exact = roundings._replace(scores=None)
-                    find = partial(find_covariance, read, index, exact, i, others, along)
-                    other = _Law.of(others, error, along, find, apart)
-                    still_law = still_law.where(unmoved[:, 0], other)
+                still_law = still_law.where(unmoved[:, 0], other)
         if joint and roundings.maximum:  # of its derivative less may be left, as if D cancelled it
-            exact = roundings._replace(maximum=False, delta_of_out=False)
-            others = read.analyse(index, exact, i)
-            find = partial(find_covariance, read, index, exact, i, others, along)
-            still_law = _Law.of(others, error, along, find, apart)
+            _, still_law = take_other(roundings._replace(maximum=False, delta_of_out=False))
         tested = np.square(np.where(known, subtract_rounding(error, rows) / rows.worst, math.nan))
         tested = np.where(within, _mean(tested), math.inf)
         if numbers.lse is not None and problem.is_mean:

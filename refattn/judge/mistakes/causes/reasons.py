@@ -263,7 +263,12 @@ def explain_gradients(
     rows = {x: list_few_rows(verdicts[x]) for x in failed}
     told = rows if all(rows.values()) and not alone else {}  # others are right by this profile
     named, samples, exact = explain_backward(parts, places, by if told else usual, *rest, told)
-    if not named and (told or by != usual):
+    fits = {
+        x: name_factors(parts[x].problem, tidy_fits(verdicts[x], "out")) if x not in alone else []
+        for x in failed
+    }
+    settled = all(map(leave_roundings, fits.values()))
+    if not (named or settled) and (told or by != usual):
         other = explain_backward(parts, places, usual if told else by, *rest)
         named, samples, exact = other if other[0] else (named, samples, exact)
     rescaled: dict[str, list[Suspect]] = {}
@@ -275,11 +280,10 @@ def explain_gradients(
     explained = dict(verdicts)
     for name in failed:
         verdict, problem = verdicts[name], parts[name].problem
-        fits = [] if name in alone else name_factors(problem, tidy_fits(verdict, "out"))
         suspects = (
             name_trivial(verdict)
             or rescaled.get(name)
-            or order_suspects(named.get(name, []), fits)
+            or order_suspects(named.get(name, []), fits[name])
             or name_factors(problem, find_factor(problem, samples[name], exact[name]))
             or name_factors(problem, _find_common_factor(problem, samples[name], profiles, verdict))
         )

@@ -27,7 +27,7 @@ from ..operators.classes import (
     list_stale_weights,
     list_weighted_classes,
 )
-from ..operators.columns import list_columns
+from ..operators.columns import list_columns, list_widths
 from ..operators.exponentials import list_powers, list_rounded_by_tiles, list_weights
 from ..operators.intervals import list_intervals, list_lost_parts
 from ..operators.limits import (
@@ -314,7 +314,7 @@ class Trials:
         lists += [list_reads(*x) for x in first]
         lists.append(list_counted(problem, every, columns, length))
         lists.append(list_other_places(problem, self.sample))
-        lists.append(list_addresses(problem, every, unit))
+        lists += [list_addresses(problem, every, unit), list_widths(problem)]
         lists.append(self.take_nearest(list_wrong_tiles(problem)))
         if length:
             lists += [list_reaches(problem, x, self.rate, self.mark_wrong) for x in self.first]

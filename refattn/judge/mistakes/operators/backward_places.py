@@ -170,7 +170,8 @@ def list_moved_terms(back: Backward) -> Iterator[Candidate]:
     """
     n, m, _ = back.first.forward.shape
     few = math.prod(back.first.forward.lead) * n * m <= _GROUPED_PAIRS
-    for of in sorted(back.failed, key=lambda x: x != "dq") if few else ():
+    shown = [x for x in back.failed if few and back.samples[x].wrong.any()]
+    for of in sorted(shown, key=lambda x: x != "dq"):
         (length, _, width), some = back.parts[of].problem.shape, _find_columns(back, of)
         tiled = m if of == "dq" else n
         moves = [(x, 0) for y in _MOVED_ROWS if y < length for x in (y, -y)]

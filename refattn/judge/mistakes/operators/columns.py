@@ -1,9 +1,10 @@
-"""Sources of values that are those of others, or of other heads: told by each output."""
+"""Columns that are read from elsewhere: those of other heads, or of rows with another width."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from ...rounding.problems import Index, Problem
 from ..causes.sampled import Alternative, take_rows
 from ..causes.slips import weigh_keys
 from ..causes.wrong_rows import Sampled, differ, divide, row_sizes, thin
+from .strides import PADDED_TO, PLURALS
 
 Sources = npt.NDArray[np.int64]
 _ROWS, _FEWEST_ROWS, _HEADS = 8, 4, 32  # by which columns are known; and heads, at most
@@ -75,3 +77,37 @@ def _name_columns(problem: Problem, read: Mapping[Index, Sources], heads: Sequen
                 here, there = (f"{x} to {x + len(span) - 1}" for x in (span[0], first))
                 words.append(f"{here} of head {place(at)} are {there} of {place(heads[source])}")
     return ", ".join(words[:_COLUMNS_NAMED]) + " and so on" * (len(words) > _COLUMNS_NAMED)
+
+
+def list_widths(problem: Problem) -> Iterator[Alternative]:
+    """List keys and values of a head that lie in rows of one width, and are read in others.
+
+    Rows are padded, and are those of tokens or, if columns lie one after another, of channels.
+    """
+    (m, d), others = problem.first["v"].shape, (*PADDED_TO, *(2 * x for x in PADDED_TO))
+    if problem.packed is not None or problem.first["k"].shape[1] != d:
+        return
+    for names, by_channel in product(("v", "k", "kv"), (True, False)):
+        called, what = " and ".join(PLURALS[x] for x in names), ("tokens", "channels")[by_channel]
+        width = m if by_channel else d
+        wider = {width + x for x in (1, 2, 4)} | {width + -width % x for x in others}
+        for more, to in product(sorted(wider - {width}), (True, False)):
+            stored, read = (more, width) if to else (width, more)
+            change = partial(_reread, by_channel, stored, read)
+            text = (
+                f"{called} lie in rows of {stored} numbers ({what}), and are read in rows of {read}"
+            )
+            wrong = problem
+            for x in names:
+                wrong = wrong.replaced(x, change)
+            yield Alternative(text, wrong)
+
+
+def _reread(by_channel: bool, stored: int, read: int, _: Index, x: Doubles) -> Doubles:
+    """Read rows that are padded to one width as if it were another; zeros after the last."""
+    rows = x.T if by_channel else x
+    count, width = rows.shape
+    flat = np.zeros(count * max(stored, read))
+    flat[: count * stored] = np.pad(rows, ((0, 0), (0, stored - width))).ravel()
+    found = flat[: count * read].reshape(count, read)[:, :width]
+    return np.asarray(found.T if by_channel else found)

@@ -247,10 +247,11 @@ def _describe_seen(changes: Mapping[Index, Counts], called: str) -> str:
 def _describe_tree(problem: Problem, changes: Mapping[Index, Counts]) -> str:
     """Say of which token before each of the last tokens goes on, if they are seen as a tree."""
     (n, m, _), first = problem.shape, (0,) * len(problem.lead)
-    if not 1 < n <= min(m, _WINDOW):
-        return ""
+    of_last = np.arange(m) >= m - n
+    if not 1 < n <= min(m, _WINDOW) or changes[()][:, ~of_last].any() or not changes[()].any():
+        return ""  # other keys are wrong
     seen = _show_declared(problem, Rows(first, np.arange(n), np.arange(m))) + changes[()]
-    last = seen[:, m - n :] > 0
+    last = seen[:, of_last] > 0
     before = last & ~np.eye(n, dtype=bool)
     parents = np.where(before.any(-1), n - 1 - np.argmax(before[:, ::-1], -1), -1)
     theirs = (parents[:, None] >= 0) & last[parents]

@@ -23,12 +23,11 @@ _WORD_BITS = (8, 16, 32, 64)  # bits of a mask that are one number
 _EARLIER = (8, 16, 32, 64, 128, 256)  # numbers of a mask
 _STACKED = 2**22  # numbers of an array, at most, that is read with other strides
 _SPLIT_WRONGLY = 2**20  # the same of queries and keys, if each row is of another head
-_MOST_SUMMED, _LARGEST_EXPONENT = (
-    2**24,
-    300.0,
-)  # that are summed, at most; of weights, which stay finite
+_MOST_SUMMED, _LARGEST_EXPONENT = 2**24, 300.0  # terms, at most; of weights, which stay finite
+_ROWS_BY_KEYS, _COUNTS_APART = 2**18, 16  # of rows and keys; keys, of which many are read
 _MOST_UNITS, _ROWS_OF_UNIT, _COLUMNS = 8, 4, 6  # that are looked at, of heads by sequences
 _NEAR, _MOST_READS, _LEFT = 25.0, 12, 9.0  # mean square of z, at most, of one row, and of all
+PLURALS = {"q": "queries", "k": "keys", "v": "values"}
 _NAMED = 3  # heads whose first rows are named
 
 
@@ -415,8 +414,9 @@ class Memory(NamedTuple):
             elif not in_turn:
                 sums = slide(e * values) @ seen[:, None]
             else:
-                most = min(2 * keys, _MOST_SUMMED // (len(k) * _COLUMNS)) if first == keys else 0
-                counts = range(1, most + 1) if most >= keys else [first]
+                # Of many rows not each number of keys is tried.
+                by = 1 if len(k) * keys < _ROWS_BY_KEYS else _COUNTS_APART
+                counts = {first, *range(by, 2 * keys + 1, by)} if first == keys else {first}
                 runs = _lay_apart(e * values, max(counts), way.step)
                 runs = np.pad(np.cumsum(runs, 0), ((1, 0), (0, 0), (0, 0)))
                 for count in counts:
@@ -558,8 +558,7 @@ def _name_reads(
     elif len(firsts) < len(wrong):
         return
     order = "tokens before heads" if way.by_token else "heads before tokens"
-    called = {"k": "keys", "v": "values"}.get(way.names, "keys and values")
-    called = f"queries, {called}" if "q" in way.names else called
+    called = " and ".join(PLURALS[x] for x in way.names).replace("s and k", "s, k")
     moved = [x for x in firsts if way.step != step or firsts[x] != own[x]]
     starts = [memory.say_start(x, firsts[x], way.by_token) for x in moved[:_NAMED]]
     text = f"{called} are read from other rows of memory with {order}: "

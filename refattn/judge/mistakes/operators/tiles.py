@@ -34,7 +34,7 @@ Scored = tuple[Doubles, Doubles]  # scores of some rows, -inf where a key is hid
 ScoreText = Callable[[Rows], Scored]
 Chosen = npt.NDArray[np.int64]
 _MOVED_TILES, _SCOPED_TILES = 16, 32  # of which each may be another, and that may go wrong, at most
-_HEADS_OF_TILES, _ROWS_OF_TILES, _SOURCES = 4, 32, 2**10  # that are looked at, and pairs of tiles
+_HEADS_OF_TILES, _ROWS_OF_TILES, _SOURCES = 4, 16, 2**10  # that are looked at, and pairs of tiles
 _STEP_OF_TILES = 0.95  # of the square of errors, at most, that one more tile leaves
 _SEEN_BY_FIT = 30.0  # root of the sum of squares of z by which a tile is known
 _USUAL_OFF, _MOST_OFF = 0.1, 0.45  # how far shares are from 0 or 1: the median, and the most
@@ -82,9 +82,12 @@ def list_moved_tiles(
         tiles = TilesOfHeads(problem, names, heads, share, size)
         if (len(heads) + 1) * -((-m // size) ** 2) > _SOURCES:
             continue
-        read = {x.rows.at: tiles.find(x, unit) for x in wrong[:_HEADS_OF_TILES]}
-        found = {at: y for at, y in read.items() if y is not None}
-        if len(found) < len(read):
+        found: dict[Index, Chosen] = {}
+        for x in wrong[:_HEADS_OF_TILES]:
+            if (read := tiles.find(x, unit)) is None:
+                break
+            found[x.rows.at] = read
+        if len(found) < len(wrong[:_HEADS_OF_TILES]):
             continue
         words = {at: tiles.name(at, y) for at, y in found.items()}
         same = set(words.values())
@@ -135,16 +138,19 @@ class TilesOfHeads(NamedTuple):
     def find(self, x: Sampled, unit: float) -> Chosen | None:
         """Find what is read in place of each tile: in turn what leaves least of the errors."""
         sums, rest = self._sum(x.take(thin(np.arange(len(x.got)), _ROWS_OF_TILES)), unit)
-        every = np.arange(len(sums))
+        every, squares = np.arange(len(sums)), np.einsum("tsx,tsx->ts", sums, sums)
         read, left = every.copy(), rest + np.einsum("ttx->x", sums[:, : len(sums)])
-        before = far = left @ left
+        before = far = float(left @ left)
         for _ in range(2 * len(sums)):
-            off = np.sum(np.square(left + sums - sums[every, read][:, None]), -1)
-            tile, source = np.unravel_index(np.argmin(off), off.shape)
-            if not off[tile, source] < _STEP_OF_TILES * far:
+            now = sums[every, read]
+            # The square of what is left with one tile read from another source.
+            more = 2 * (sums @ left) + squares - 2 * (sums @ now[..., None])[..., 0]
+            more += np.sum(now * now - 2 * now * left, -1, keepdims=True)
+            tile, source = np.unravel_index(np.argmin(more), more.shape)
+            if not more[tile, source] < (_STEP_OF_TILES - 1) * far:
                 break
-            left, far = left + sums[tile, source] - sums[tile, read[tile]], off[tile, source]
-            read[tile] = source
+            left, read[tile] = left + sums[tile, source] - now[tile], source
+            far = float(left @ left)
         return read if far < _MOST_LEFT * before and np.any(read == every) else None
 
     def _sum(self, x: Sampled, unit: float) -> tuple[Doubles, Doubles]:

@@ -82,7 +82,7 @@ def memory(lay, count, stride=N):
 
 def padded(x, to):
     """Rows of an array are padded, and read as if they were not."""
-    return np.pad(x, ((0, 0), (0, 0), (0, to - N))).reshape(4, -1)[:, : N * N].reshape(4, N, N)
+    return np.pad(x, ((0, 0), (0, 0), (0, to - N))).reshape(4, -1)[:, : x[0].size].reshape(x.shape)
 
 
 def paged(x):
@@ -419,6 +419,9 @@ CASES = {
         "key j has the value of key j + j % 32, past the end in the next head"),
     "padded rows": (lambda: given(S + padded(BIAS, 128), bias=BIAS),
         "the bias is read with rows of 96 numbers, where they are padded to 128"),
+    "widths": (
+        lambda: given(S, padded(V.swapaxes(1, 2), 128).swapaxes(1, 2)),
+        "values lie in rows of 128 numbers (channels), and are read in rows of 96"),
     "columns": (lambda: given(S, V[..., np.arange(16) ^ 4]),
         "values have the columns of others: 0 to 3 of head 0 are 4 to 7 of 0, 4 to 7 of head 0"),
     "a page of zeros": (lambda: given(scores(Q, paged(K)), paged(V)),
