@@ -33,6 +33,7 @@ from ..causes.wrong_rows import Sampled, row_sizes, thin
 from .tiles import describe_keys
 
 _KEY_SIZES = (128, 64, 32, 16, 8, 4)  # of keys that count alike
+_SINGLE_KEYS = 128  # at most, of which any few may be seen or not
 _NEAR, _WINDOW = (8, 16), 16  # keys on each side of the own one, and one after another
 _COLUMNS = 0.75  # counts of a row over its numbers, at most
 _ROWS, _HEADS, _NAMED_ROWS = 8, 4, 64  # by which counts are known, and that are described
@@ -127,7 +128,8 @@ def _list_groups(problem: Problem) -> Iterator[Groups]:
         yield partial(_number_near, m, m - n, size)
     for start in range(0, m, _WINDOW) if most > _WINDOW else ():
         yield partial(_number_blocks, np.where(j // _WINDOW == start // _WINDOW, j - start, -1))
-    yield partial(_number_blocks, j)
+    if m <= _SINGLE_KEYS:
+        yield partial(_number_blocks, j)
 
 
 def _number_blocks(groups: Counts, _: int) -> Counts:
