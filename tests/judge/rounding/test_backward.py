@@ -1180,3 +1180,19 @@ def test_maxima_of_queries_that_see_no_key():
     found = made("math", q, k, v, g, "float32", causal=True)
     verdict = judged(q, k, v, g, found, "float32", causal=True, profile="math-maximum")
     assert verdict.verdict == "PASS"
+
+
+@pytest.mark.parametrize("name", ["flash", "eager", "math-maximum"])
+@np.errstate(all="ignore")
+def test_queries_are_saved_block_by_block_in_any_order(name):
+    """Only the blocks that are asked for, and each as if all were."""
+    q, k, v, g = np.random.default_rng(11).standard_normal((4, 300, 5))
+    head = problems.pose_arrays(q, k, v, causal=True).head(())
+    back, roundings = BackwardHead(head, g, None), PROFILES[name].roundings("bfloat16")
+    found = save_queries(back, roundings, slice(290, 300))
+    assert [x is None for x in found.weights] == [True, False]
+    assert not found.lse[:256].any()
+    found = save_queries(back, roundings, slice(3, 4), saved=found)
+    for x, y in zip(found, save_queries(back, roundings), strict=True):
+        if isinstance(y, np.ndarray):
+            np.testing.assert_array_equal(x, y)

@@ -164,6 +164,8 @@ def _find_seen(x: _Row, groups: Counts) -> tuple[Counts, float]:
     sums = np.stack([np.sum(x.terms[both == y], 0) for y in range(3 * size)])
     fixed = np.sum(x.terms[(both < 0) & x.seen], 0) + x.rest
     own, d = np.repeat([1, 0, 0], size), len(fixed) - 1
+    if not (np.all(np.isfinite(sums)) and np.all(np.isfinite(fixed))):
+        return x.seen.astype(int), -math.inf
     starts = [own]
     if np.sum(np.any(sums, -1)) <= _COLUMNS * d:  # a few keys of many are found one by one
         fitted = np.linalg.lstsq(sums[:, :-1].T, -fixed[:-1], rcond=1e-6)[0]
@@ -245,10 +247,11 @@ def _describe_seen(changes: Mapping[Index, Counts], called: str) -> str:
 def _describe_tree(problem: Problem, changes: Mapping[Index, Counts]) -> str:
     """Say of which token before each of the last tokens goes on, if they are seen as a tree."""
     (n, m, _), first = problem.shape, (0,) * len(problem.lead)
-    if not 1 < n <= min(m, _WINDOW):
-        return ""
+    of_last = np.arange(m) >= m - n
+    if not 1 < n <= min(m, _WINDOW) or changes[()][:, ~of_last].any() or not changes[()].any():
+        return ""  # other keys are wrong
     seen = _show_declared(problem, Rows(first, np.arange(n), np.arange(m))) + changes[()]
-    last = seen[:, m - n :] > 0
+    last = seen[:, of_last] > 0
     before = last & ~np.eye(n, dtype=bool)
     parents = np.where(before.any(-1), n - 1 - np.argmax(before[:, ::-1], -1), -1)
     theirs = (parents[:, None] >= 0) & last[parents]

@@ -9,6 +9,7 @@ import pytest
 from refattn import softmax_attention
 from refattn.judge import verify
 from refattn.judge.mistakes.causes.suspects import as_suspect, say_what_is_left
+from refattn.judge.mistakes.causes.trials import Trials
 from refattn.judge.mistakes.causes.wrong_rows import stay_wrong
 from refattn.judge.rounding.formats import FORMATS
 from tests.judge.mistakes.causes.kernels import (
@@ -588,3 +589,15 @@ def test_a_scale_that_is_far_off_is_not_taken_from_a_derivative():
     text = judged(attention(0.96 * S)).suspects[0].text
     value, error = map(float, re.search(r"(\S+) ± (\S+)", text).groups())
     assert abs(value - 0.96) < 4 * error
+
+
+@pytest.mark.long
+def test_nothing_is_fitted_where_one_number_leaves_roundings_alone(monkeypatch):
+    """A key that two heads lose; lists would name it a second time, or another cause."""
+    q, k, v = BF16(np.random.default_rng(1).standard_normal((3, 2, 256, 32)))
+    lost = fused(hide(scores(q, k), np.arange(256) != 100), v)[0]
+    monkeypatch.setattr(Trials, "list_fitted", lambda self: pytest.fail("a list was fitted"))
+    found = judged(given(lost, (q, k, v))).suspects
+    assert found[0].text.startswith("key 100 is missing: ")
+    value, error = map(float, re.search(r"(\S+) ± (\S+)", found[0].text).groups())
+    assert abs(value - 1) < 4 * error < 0.02

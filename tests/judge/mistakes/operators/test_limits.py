@@ -152,6 +152,17 @@ def test_masks_of_batch_members(words):
 
 
 @pytest.mark.long
+def test_a_window_in_the_order_of_a_ring():
+    """Of 40 keys the newest are hidden, from the one on at which the ring wrapped."""
+    arrays, own = draw(35, n=8, m=40, d=64)[:3], np.arange(8)[:, None] + 32
+    j = np.arange(40)
+    made = given((j <= own) & ((j < 19) | (j > own - 13)), arrays, causal=True, window=(31, 0))
+    (found,) = verify(**made, dtype="bfloat16", profile="flash").suspects
+    words = "query 0 not key 19 and also key 0; query 1 not keys 19 to 20 and also keys 0 to 1"
+    assert words in found.text
+
+
+@pytest.mark.long
 def test_rows_of_zeros_have_no_factor():
     made = given(CAUSAL, causal=True)
     made["out"][1, :32] = 0
