@@ -25,7 +25,7 @@ _STACKED = 2**22  # numbers of an array, at most, that is read with other stride
 _SPLIT_WRONGLY = 2**20  # the same of queries and keys, if each row is of another head
 _MOST_SUMMED, _LARGEST_EXPONENT = 2**24, 300.0  # terms, at most; of weights, which stay finite
 _ROWS_BY_KEYS, _COUNTS_APART = 2**18, 16  # of rows and keys; keys, of which many are read
-_MOST_UNITS, _ROWS_OF_UNIT, _COLUMNS = 8, 4, 6  # that are looked at, of heads by sequences
+_MOST_UNITS, _ROWS_OF_UNIT, _COLUMNS = 32, 4, 6  # that are looked at, of heads by sequences
 _NEAR, _MOST_READS, _LEFT = 25.0, 12, 9.0  # mean square of z, at most, of one row, and of all
 PLURALS = {"q": "queries", "k": "keys", "v": "values"}
 _NAMED = 3  # heads whose first rows are named
@@ -416,7 +416,7 @@ class Memory(NamedTuple):
             else:
                 # Of many rows not each number of keys is tried.
                 by = 1 if len(k) * keys < _ROWS_BY_KEYS else _COUNTS_APART
-                counts = {first, *range(by, 2 * keys + 1, by)} if first == keys else {first}
+                counts = {first, *range(max(by, 2), 2 * keys + 1, by)} if first == keys else {first}
                 runs = _lay_apart(e * values, max(counts), way.step)
                 runs = np.pad(np.cumsum(runs, 0), ((1, 0), (0, 0), (0, 0)))
                 for count in counts:
@@ -470,7 +470,9 @@ def list_addresses(problem: Problem, wrong: Sequence[Sampled], std: float) -> It
         rows = unit.rows._replace(queries=unit.rows.queries[some])
         taken.append((unit._replace(rows=rows), got[some]))
     orders = (False, True) if memory.heads > 1 else (False,)
-    steps = dict.fromkeys((1, memory.heads, problem.lead[-1]))
+    steps = dict.fromkeys((1, memory.heads, problem.lead[-1], 2))
+    # Several orders of memory may fit some rows: one by a rule comes before heads one by one.
+    fitting: list[Alternative] = []
     for way in (Way(*x) for x in product(("kv", "k", "v", "qkv"), orders, steps)):
         found: dict[ReaderName, list[Stretch]] = {}
         for unit, got in taken:
@@ -478,8 +480,8 @@ def list_addresses(problem: Problem, wrong: Sequence[Sampled], std: float) -> It
             if not found[unit.name]:
                 break
         else:
-            yield from _name_reads(memory, way, [u.name for u, _ in split], found)
-            return
+            fitting += _name_reads(memory, way, [u.name for u, _ in split], found)
+    yield from sorted(fitting, key=lambda x: x.named)
 
 
 class Rule(NamedTuple):

@@ -1,6 +1,7 @@
 """Places and maps that are inferred: each mistake is named, and numbers of nowhere are not."""
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -78,6 +79,19 @@ def memory(lay, count, stride=N):
     """Scores and values of so many rows, of which those of the next head begin later."""
     k, v = (lay(x)[stride * HEAD[..., 0] + np.arange(count)] for x in (K, V))
     return scores(Q, k), v
+
+
+def past_sequences():
+    """Three sequences, one after another, of which each reads 8 rows too many."""
+    cuts, pad = [0, 44, 70, N], ((0, 8), (0, 0))
+    k, v = (np.pad(x.reshape(-1, 16), pad) for x in (K, V))
+    out = []
+    for a, b in pairwise(cuts):
+        at = N * HEAD[..., 0] + np.arange(a, b + 8)
+        out.append(fused(scores(Q[:, a:b], k[at]), v[at])[0])
+    packed = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), np.array(cuts))
+    arrays = given(S) | {"out": BF16(np.concatenate(out, 1))}
+    return arrays | {x: np.swapaxes(arrays[x], 0, 1) for x in ("q", "k", "v", "out")} | packed
 
 
 def padded(x, to):
@@ -363,6 +377,10 @@ CASES = {
         lambda: given(*memory(lambda x: np.pad(x.reshape(-1, 16), ((0, 32), (0, 0))), 128)),
         "32 keys past the end are also read: rows that follow in memory with heads before tokens "
         "(head 0 from token 0 of key head 1 on), 0 after the last"),
+    "past the end of sequences": (
+        past_sequences,
+        "8 keys past the end are also read: rows that follow in memory with heads before tokens "
+        "(head 0 of sequence 0 from token 44 of key head 0 on), 0 after the last"),
     "rows of tokens": (
         lambda: given(*memory(lambda x: x.swapaxes(0, 1).reshape(-1, 16)[: N + 3], N, 1)),
         "keys and values are read from other rows of memory with tokens before heads: key j of "
