@@ -168,7 +168,7 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
                 yield Alternative(text, problem, seen)
     if right in (None, 0):
         reach = "" if is_causal else "attention is causal, but "
-        for size in (x for x in _BLOCKS if x < max(n, m)):
+        for size in (x for x in _BLOCKS if (m - n) // x < (m - 1) // x):  # blocks, not one
             theirs = {"all keys of the block": size - 1, "only the keys before the block": -1}
             for words, last in theirs.items():
                 text = f"{reach}queries of a block of {size} see {words}"

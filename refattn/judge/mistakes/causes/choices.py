@@ -153,7 +153,7 @@ def _cut_choices(problem: Problem, at: Callable[[Index], Index], index: Index) -
 
 def _count_chosen(change: Callable[[Index], Any], m: int, index: Index) -> Any:
     """Count how often each query reads each key, (queries, keys)."""
-    return np.stack([np.bincount(x[x >= 0], minlength=m) for x in change(index)])
+    return np.stack([np.bincount(x[(x >= 0) & (x < m)], minlength=m) for x in change(index)])
 
 
 def _show_counted(count: Callable[[Index], Any], index: Index, _: Any) -> Seen:

@@ -99,7 +99,13 @@ _TRUNCATED = 2.0  # spacings beyond which nothing is truncated
 
 
 def _ends_no_verdict(verdicts: str) -> Callable[[_Search], _Search]:
-    """Decorate a search to return the verdicts that it was given, if it meets an error."""
+    """Decorate a search to return the verdicts that it was given, if it meets an error.
+
+    Of fits those are left that explain nearly all of the error.
+    """
+
+    def keep(verdict: Verdict) -> Verdict:
+        return verdict._replace(suspects=[x for x in verdict.suspects if x.explained >= _MOST])
 
     def decorate(search: _Search) -> _Search:
         @wraps(search)
@@ -108,7 +114,10 @@ def _ends_no_verdict(verdicts: str) -> Callable[[_Search], _Search]:
                 return search(*args, **named)
             except ERRORS as error:
                 _LOG.warning("refattn's search for causes ended with %r", error)
-                return signature(search).bind(*args, **named).arguments[verdicts]
+                given = signature(search).bind(*args, **named).arguments[verdicts]
+                if isinstance(given, Verdict):
+                    return keep(given)
+                return {x: keep(y) for x, y in given.items()}
 
         return cast(_Search, run)
 

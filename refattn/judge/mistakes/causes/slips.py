@@ -34,6 +34,8 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
     keys = problem.shape[1]
     for size in (x for x in (*TILE_SIZES, *_ODD_TILES) if x < keys):
         for (words, of_sum, of_out), (how, power) in product(_RUNNING, _RESCALED.items()):
+            if power == _FROM_BEFORE and keys <= 2 * size:  # the first tile is lost, no more
+                continue
             text = f"{words} {how} when the maximum grows ({_name_tiles(size)})"
             power_of_sum, power_of_out = (power if x else 1 for x in (of_sum, of_out))
             compute = partial(attend_in_tiles, size=size, of_sum=power_of_sum, of_out=power_of_out)

@@ -279,12 +279,13 @@ class Trials:
             yield from self.fit(text, fill, STARTS)
         yield from self.explain_heads()
         # Which keys are cut off is fitted to a few rows: there are too many cuts to try each. Few
-        # numbers fit some cut by chance.
+        # numbers fit some cut by chance, and zeros any.
         enough = np.sum(self.sample.wrong) * self.problem.shape[2] >= FEWEST_NUMBERS
+        enough &= not are_zero(self.sample)
         for x, own in zip(self.first, self.given_first, strict=True) if enough else ():
             some = self.problem, x, self.sample.unit * row_sizes(own)
             reaches = list_reaches(self.problem, x, self.rate)
-            yield from self.explain_all(chain(list_intervals(*some), reaches, list_windows(*some)))
+            yield from self.explain_all(chain(list_intervals(*some), list_windows(*some), reaches))
 
     def _find_fills(self) -> Iterator[tuple[str, Callable[[float], Alternative]]]:
         """Find the ways to hide keys by a number that come nearest to rows, or their lse."""

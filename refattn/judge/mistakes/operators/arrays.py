@@ -247,6 +247,7 @@ def list_sinks(problem: Problem) -> Iterator[Alternative]:
         for (name, (of_head, of_query)), step in product(orders.items(), steps):
             if step < size * n and not (step == n and of_head == n and n >= size):  # its own
                 place = f"({name}) // {step} % {size}"
+                place = f"i % {size}" if step == of_query == size else place
                 text = f"in query i, head g of each {size} has the sink that is number {place}"
                 order = partial(_number_row, size, of_head, of_query, step)
                 answer = partial(_take_sinks_of_rows, problem, order)

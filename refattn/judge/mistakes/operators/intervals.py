@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from ....arrays.library import Doubles
 from ...rounding.problems import Problem
@@ -71,7 +72,7 @@ def list_intervals(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alt
         opened = weigh_keys(head._replace(mask=None), exact.lse)
         changes[""] = np.where(head.mask, 0.0, opened)[..., None] * values
     right = np.concatenate([np.ones((len(w), 1)), exact.out], -1)
-    shown = np.arange(m) if head.mask is None else np.flatnonzero(head.mask.any(0))
+    shown = _list_sequences_seen(problem, head.mask)
     for words, change in changes.items():
         sums = np.pad(np.cumsum(change, 1), ((0, 0), (1, 0), (0, 0)))
         _, j = find_interval(right, sums, x.got, sizes)
@@ -88,6 +89,15 @@ def list_intervals(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alt
             text = name_keys(j, words)
             lose = partial(leave_without_tile, j=j, loss=LOSSES[words])
             yield Alternative(text, problem, compute=lose)
+
+
+def _list_sequences_seen(problem: Problem, mask: Seen | None) -> npt.NDArray[np.int64]:
+    """List the keys of all sequences of which some rows see keys."""
+    every, packed = np.arange(problem.shape[1]), problem.packed
+    if mask is None or packed is None or packed.keys.ndim > 1:
+        return every
+    of = np.searchsorted(packed.keys, every, "right")
+    return np.flatnonzero(np.isin(of, of[mask[:, : len(every)].any(0)]))
 
 
 def find_interval(

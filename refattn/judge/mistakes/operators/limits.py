@@ -321,7 +321,10 @@ def _fit_limits(
     found: list[tuple[float, Limit]] = []
     rows, m, (own, _) = np.arange(len(queries)), far.shape[1], ends
     usual = np.full(len(rows), m - 1 if turn > 0 else 0) if own is None else queries + own
-    of_own = () if own is None else (*_list_from_key(far, turn, own), *_list_blocks(turn, own))
+    of_own: Iterator[Limit] = iter(())
+    if own is not None:
+        most = int(np.ptp(queries)) + 1  # of one block limits are no function of it
+        of_own = chain(_list_from_key(far, turn, own), _list_blocks(turn, own, most))
     for limit in chain(of_own, _list_rules(far, queries, turn, ends)):
         keys = limit.of(queries)
         ahead = keys - usual
@@ -346,9 +349,9 @@ def _round_down(x: Places, size: int, own: int = 0, sign: int = 1, more: int = 0
     return np.asarray(sign * (sign * (x + own) // size * size) + more)
 
 
-def _list_blocks(turn: int, own: int) -> Iterator[Limit]:
-    """List limits that queries of a block have together, that of one of them."""
-    for size in _QUERY_BLOCKS:
+def _list_blocks(turn: int, own: int, most: int) -> Iterator[Limit]:
+    """List limits that queries of a block, of fewer than so many, have together: that of one."""
+    for size in (x for x in _QUERY_BLOCKS if x < most):
         if turn < 0:
             for beyond, which in ((True, "next"), (False, "previous")):
                 sign = -1 if beyond else 1

@@ -153,7 +153,8 @@ def list_few_keys(problem: Problem, wrong: Sequence[Sampled], unit: float) -> It
     left = float(np.mean(np.square(rest)))
     free = (len(error) - len(keys)) / 2
     chance = len(keys) * math.log(len(lengths)) + free * math.log(max(left, 1e-300) / before)
-    if keys and left <= _LEFT_BY_FEW and chance < math.log(_CHANCE_OF_FEW):
+    told = np.all(np.abs(times) > _NEAR_COUNT)  # a key that counts once is right
+    if keys and told and left <= _LEFT_BY_FEW and chance < math.log(_CHANCE_OF_FEW):
         found = dict(sorted(zip(keys, times.tolist(), strict=True)))
         yield Alternative(
             _describe_counted(found), problem, answer=partial(_count_few, problem, found)

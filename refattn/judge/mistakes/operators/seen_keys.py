@@ -48,7 +48,7 @@ Groups = Callable[[int], Counts]  # the group of each key, by query: -1 for one 
 
 
 class _Row(NamedTuple):
-    """A row: what each key adds to its error, and to the sum of the weights, and what else does."""
+    """A row: what each key adds to its error, and to the sum of the weights, and what all do."""
 
     query: int
     level: int  # the key that is level with the query
@@ -149,9 +149,10 @@ def _list_rows(problem: Problem, rows: Rows, got: Doubles, unit: float) -> Itera
     sinks = 0 * lse if head.sink is None else np.exp(head.sink - lse)
     for row, query in enumerate(rows.queries.tolist()):
         both = np.append((v - got[row]) / size[row], np.ones((len(v), 1)), 1)
-        rest = sinks[row] * np.append(-got[row] / size[row], 1.0)
+        terms = p[row][:, None] * both
+        rest = sinks[row] * np.append(-got[row] / size[row], 1.0) + np.sum(terms[mask[row]], 0)
         level = query + problem.shape[1] - problem.shape[0]
-        yield _Row(query, level, p[row][:, None] * both, rest, mask[row])
+        yield _Row(query, level, terms, rest, mask[row])
 
 
 def _find_seen(x: _Row, groups: Counts) -> tuple[Counts, float]:
@@ -159,12 +160,13 @@ def _find_seen(x: _Row, groups: Counts) -> tuple[Counts, float]:
 
     With it is the log of how unlikely it is to be so near by chance, -inf if it is not near.
     """
-    size = int(np.max(groups)) + 1
+    size, some = int(np.max(groups)) + 1, np.flatnonzero(groups >= 0)
     # Of hidden keys those after the own one of the query are apart.
-    kind = np.where(x.seen, 0, np.where(np.arange(len(groups)) <= x.level, 1, 2))
-    both = np.where(groups < 0, -1, kind * size + groups)
-    sums = np.stack([np.sum(x.terms[both == y], 0) for y in range(3 * size)])
-    fixed = np.sum(x.terms[(both < 0) & x.seen], 0) + x.rest
+    kind = np.where(x.seen[some], 0, np.where(some <= x.level, 1, 2))
+    both = kind * size + groups[some]
+    sums = np.zeros((3 * size, x.terms.shape[1]))
+    np.add.at(sums, both, x.terms[some])
+    fixed = x.rest - np.sum(sums[:size], 0)
     own, d = np.repeat([1, 0, 0], size), len(fixed) - 1
     if not (np.all(np.isfinite(sums)) and np.all(np.isfinite(fixed))):
         return x.seen.astype(int), -math.inf
@@ -173,7 +175,8 @@ def _find_seen(x: _Row, groups: Counts) -> tuple[Counts, float]:
         fitted = np.linalg.lstsq(sums[:, :-1].T, -fixed[:-1], rcond=1e-6)[0]
         starts.append((fitted > 0.5).astype(int))
     after, found = min((_improve(sums, fixed, own, y) for y in starts), key=lambda y: y[0])
-    counts = np.where(both < 0, x.seen, found[both])
+    counts = x.seen.astype(int)
+    counts[some] = found[both]
     after -= _BETTER * np.sum(found != own)
     if after > _LEFT_BY_KEYS * d:
         return x.seen.astype(int), -math.inf

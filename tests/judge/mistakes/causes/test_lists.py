@@ -34,7 +34,6 @@ PROBLEMS = {
         "k_scale": np.array([0.5, 0.25, 2.0, 1.0]),
         "v_scale": np.array([1.0, 0.7, 0.3, 2.0]),
     },
-    "groups": {"k": K[:2], "v": V[:2]},
     "same": {"q": BF16(1.5 * K), "causal": True, "bias": BF16(RNG.standard_normal((M, M)))},
 }
 

@@ -206,7 +206,7 @@ CASES = {
     "cap that overflows": (lambda: overflowing(88.7), "computed from e^(s / cap) in float32"),
     "cap that overflows first": (lambda: overflowing(44.4), "computed from e^(2 s / cap) in float"),
     "sink of the row": (lambda: sinking(np.take(SINKS, ROW.T % 2), 0 * S[..., 0]),
-        "the sink of query i is that of head i % (number of heads)"),
+        "in query i, head g of each 2 has the sink that is number i % 2"),
     "0 for hidden keys": (lambda: filled(0), "keys in tiles of 16 with a visible key have the sc"),
     "a number for hidden keys": (lambda: filled(-5.3, 32, 20),
         "hidden keys in tiles of 32 with a visible key have the score -5."),
