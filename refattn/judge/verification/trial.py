@@ -59,6 +59,7 @@ _NEEDS_NO_OTHER = -100.0  # log of a p-value beside which no other test counts
 _AS_MUCH = 0.1  # of the error: what explains so little less is preferred if it is plainer
 _LEFT_IN_FEW = 4.0  # mean square of z, at most
 _SAME_SIZE = 3.0  # standard errors, within which two sizes are the same
+_WORST_ARE_LARGER = 0.05  # of a size, by which it may be another in rows that were the worst
 _LOUD = 1.2  # mean square of z from which on
 _FACTOR_SIZES, _FACTOR_TILES = (1, 4, 16, 64), 2  # tiles whose factors are tried, likewise
 _LOUD_FACTOR = 4.0  # standard deviations, if columns were independent, from which on
@@ -226,7 +227,8 @@ def _is_whole(x: Suspect) -> bool:
 
 def _are_as_large(x: Suspect, y: Suspect) -> bool:
     apart = abs(x.estimate - y.estimate)
-    return x.name.removesuffix(_OF_HEAD) == y.name and apart <= _SAME_SIZE * max(x.error, y.error)
+    error = max(x.error, y.error, _WORST_ARE_LARGER / _SAME_SIZE * abs(x.estimate))
+    return x.name.removesuffix(_OF_HEAD) == y.name and apart <= _SAME_SIZE * error
 
 
 class _Outcome(NamedTuple):

@@ -1,4 +1,4 @@
-"""`refattn tolerance`: what is needed, what passes, and `assert_close` in place of tolerances."""
+"""`refattn tolerance`: what is needed, what passes, and a test that has no tolerance."""
 
 import json
 import math
@@ -11,7 +11,7 @@ import refattn
 from refattn import naive
 from refattn.judge.rounding import PROFILES, problems
 from refattn.judge.rounding.formats import FORMATS
-from refattn.judge.testing import assert_close
+from refattn.judge.testing import assert_attention_close
 from refattn.judge.verification import tolerances
 from refattn.judge.verification.choice import usual_profiles
 from tests.validation import guide_blocks
@@ -390,7 +390,7 @@ def test_what_is_wrong_is_localised():
     got[2, 16:32] *= 1.05
     got = FORMATS["bfloat16"].round(got)
     with pytest.raises(AssertionError) as caught:
-        assert_close(got, *sample(), dtype="bfloat16", profile="flash")
+        assert_attention_close(got, *sample(), dtype="bfloat16", profile="flash")
     text = str(caught.value)
     assert text.startswith("FAIL: no correct kernel in bfloat16 gives such numbers")
     assert re.search(r"mean square of tiles of 16 .*, head 2, queries 16 to 31", text)
@@ -399,21 +399,21 @@ def test_what_is_wrong_is_localised():
     assert (int(at[1]), 16 <= int(at[2]) < 32) == (2, True)
 
 
-def test_log_normalisers_of_assert_close():
+def test_log_normalisers_beside_an_output():
     q, k, v = sample()
     got = FORMATS["bfloat16"].round(right(scale=0.3))
     lse = np.log(np.sum(np.exp(0.3 * q @ np.swapaxes(k, -1, -2)), -1)).astype(np.float32)
     given = {"dtype": "bfloat16", "profile": "math", "scale": 0.3}
-    assert_close(got, q, k, v, lse=lse, **given)
+    assert_attention_close((got, lse), q, k, v, **given)
     with pytest.raises(AssertionError, match=r"lse is too large by 0\.01"):
-        assert_close(got, q, k, v, lse=lse + np.float32(0.01), **given)
+        assert_attention_close((got, lse + np.float32(0.01)), q, k, v, **given)
 
 
 def test_too_few_numbers_are_no_failure_but_a_warning():
     q, k, v = (x[:1, :1] * (i < 2) for i, x in enumerate(sample()))
     got = FORMATS["bfloat16"].round(naive.softmax_attention(q, k, v))
     with pytest.warns(UserWarning, match="these numbers are not enough .* UNDERPOWERED") as found:
-        assert_close(got, q, k, v, dtype="bfloat16")
+        assert_attention_close(got, q, k, v, dtype="bfloat16")
     assert found[0].filename == __file__
     assert refattn.verify(q=q, k=k, v=v, out=got, dtype="bfloat16").verdict == "UNDERPOWERED"
 
@@ -421,14 +421,14 @@ def test_too_few_numbers_are_no_failure_but_a_warning():
 @pytest.mark.long
 def test_a_wider_type_than_was_meant_is_noticed():
     got = FORMATS["bfloat16"].round(right(1))
-    assert_close(got, *sample(heads=1))  # the output holds bfloat16 numbers, too
+    assert_attention_close(got, *sample(heads=1))  # the output holds bfloat16 numbers, too
     question = r"numbers\n  q, k and v hold only bfloat16 numbers: is .* of the kernel\?\n  cause"
     with pytest.raises(AssertionError, match=question):
-        assert_close(got * (1 + 2.0**-20), *sample(heads=1))
+        assert_attention_close(got * (1 + 2.0**-20), *sample(heads=1))
     narrow = sample("float16", heads=1)
     got = naive.softmax_attention(*narrow) + 1
     with pytest.raises(AssertionError, match="q, k and v hold only float16 numbers"):
-        assert_close(got, *narrow, dtype="float32")
+        assert_attention_close(got, *narrow, dtype="float32")
     with pytest.raises(AssertionError) as caught:
-        assert_close(got, *narrow, dtype="float16")
+        assert_attention_close(got, *narrow, dtype="float16")
     assert "hold numbers of" not in str(caught.value)

@@ -527,6 +527,10 @@ def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Su
         holding = [x for x in holding if "times the declared scale" not in x.text]
     elif any(math.isfinite(x.estimate) for x in holding):  # of which this is the scale
         fits = [x for x in fits if x not in scales]
+    # What is added to the sum of many weights is like a factor: the one that explains more is true.
+    of_sum = max((x.explained for x in fits if x.name == "sink"), default=0.0)
+    if any(x.name == "factor" and x.explained > of_sum and "±" in x.text for x in fits):
+        holding = [x for x in holding if "is added to the sum" not in x.text]
     most = max((x.explained for x in holding), default=0.0) - _AS_WELL
     fits = [x for x in fits if x.explained > most]
     part = (x for x in found if x.name != "convention" and x.explained >= _MOST)

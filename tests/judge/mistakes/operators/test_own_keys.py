@@ -251,6 +251,25 @@ def test_few_rows_are_an_eighth():
     assert joint.list_few(rows, False, 31) == joint.list_few(rows, True, 64) == ()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("factor", "more", "words"),
+    [
+        (1.02, 0, "the output is 1.020"),
+        (0.98, 0, "the output is 0.979"),
+        (1, 40, "agrees if 40.2 ± 0.1 is added to the sum of e^score"),
+    ],
+)
+def test_factors_and_what_is_added_to_sums_of_many_weights(factor, more, words):
+    """These are nearly alike, and the worst of many rows tell less than all do."""
+    rng = np.random.default_rng(1)
+    q, k, v = (BF16(rng.standard_normal((1, 1024, 64))) for _ in range(3))
+    w = np.exp(q @ np.swapaxes(k, -1, -2) / 8)
+    out = BF16(w) @ v / (np.sum(w, -1, keepdims=True) + more)
+    found = verify(q=q, k=k, v=v, out=BF16(factor * BF16(out)), dtype="bfloat16")
+    assert found.suspects[0].text.startswith(words)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("kind", ["factor", "noise"])
 def test_one_number_tells_no_cause(kind, dtype):
