@@ -227,7 +227,7 @@ def later(x):
 
 # By cause: changes to the inputs, or to the results, of a right kernel.
 CAUSES = {
-    "all arrays are read from other heads": {"out": lambda x: x[[1, 2, 0]]},
+    "all arrays are read from the next head": {"out": lambda x: x[[1, 2, 0]]},
     "each row holds the output of the token before": {"out": lambda x: np.roll(x, 1, -2)},
     "the last state is transposed": {"state": lambda x: x.mT},
     "q is normalised to length 1": {"q": normal},
@@ -236,8 +236,10 @@ CAUSES = {
     "log decays are multiplied by log2(e)": {"log_decay": lambda x: x / np.log(2)},
     "log decays are read as logarithms to base 2": {"log_decay": lambda x: x * np.log(2)},
     "q and k are read from other heads": {"q": lambda x: x[[1, 0, 2]], "k": lambda x: x[[1, 0, 2]]},
-    "decays are read from other heads": {"log_decay": lambda x: np.roll(x, 1, 0)},
-    "each token uses the decay of the next token": {"log_decay": lambda x: np.roll(x, -1, -1)},
+    "decays are read from the head before": {"log_decay": lambda x: np.roll(x, 1, 0)},
+    "the decay of tokens 0 to 69 is that of the next token": {
+        "log_decay": lambda x: np.roll(x, -1, -1)
+    },
     "the initial state is ignored": {"initial_state": np.zeros_like},
     "k is read from other heads": {"k": lambda x: x[[1, 0, 2]]},
     "v is read from other heads": {"v": lambda x: x[[1, 0, 2]]},
@@ -364,7 +366,7 @@ def test_states_of_the_other_batch_member_are_no_rounding():
     given = {**arrays, "initial_state": first, "out": out, "state": state}
     parts = verify(**given, estimator="state-space-duality").parts
     for part in parts.values():
-        assert "initial states are read from other heads: head (0, " in part.suspects[0].text
+        assert "initial states are read from the next batch member" in part.suspects[0].text
     state *= np.array([0.5, 0.9], "f4")[:, None, None]
     part = verify(**{**given, "out": None}, estimator="state-space-duality")
     assert "norm of q" not in str(part)

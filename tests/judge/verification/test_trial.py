@@ -15,6 +15,7 @@ from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.roundings import WORST
 from refattn.judge.verification import trial
 from refattn.judge.verification.directions import PLAIN_DIRECTIONS, list_changes
+from refattn.judge.verification.evidence import Estimate
 from refattn.judge.verification.findings import Numbers, Suspect
 from refattn.judge.verification.head_sums import row_weights
 from refattn.judge.verification.looks import Look
@@ -424,3 +425,20 @@ def test_a_head_whose_rows_depend_counts_for_one_row():
     p = min(slow.chernoff(mean, np.sum(weights[:, 0])) for mean in means)
     assert found.statistic == pytest.approx(max(means))
     assert found.p_value == pytest.approx(slow.many(p, columns))
+
+
+def test_heads_with_a_defect_of_one_size_are_put_together():
+    """Not those without it, nor all: the size in all heads is said without them."""
+    g, error = np.array([4.0, 1.0, 2.0, 1.0]), np.full(4, 0.01)
+
+    def pooled(*values):
+        tried = Estimate(np.array(values), error, np.zeros(4), np.zeros(4))
+        heads, *found = trial._pool_heads(tried, g, 1)
+        return heads.tolist(), found
+
+    heads, (size, of_size, total) = pooled(0.01, 0.50, 0.53, 0.9)
+    assert (heads, total) == ([1, 2], 3.0)
+    assert size == pytest.approx((0.50 + 2 * 0.53) / 3)
+    assert of_size == pytest.approx(0.01 * 5**0.5 / 3)
+    assert pooled(0.5, 0.5, 0.5, 0.5) == ([1], [0.5, 0.01, 1.0])
+    assert pooled(0.0, 0.02, 0.02, 0.0)[0] == [1]

@@ -26,7 +26,6 @@ _MASKS = 64  # of heads, that are looked at
 _LEFT_OF_SUM = 0.1  # of the squared error, at most, that sums of heads leave
 _NO_PART = 0.02  # of a sum of heads, at most
 _MOST_FACTOR = 4.0  # of an output that is added: a larger one is another mistake
-_CROSSED = 16  # tiles, at most, that are tried in the place of each other
 
 
 def list_exchanged(

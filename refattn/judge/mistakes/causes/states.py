@@ -431,6 +431,10 @@ def explain_states(problem: Problem, numbers: Numbers, roundings: Roundings) -> 
     )
 
     def fit() -> Iterator[Cause]:
+        if not holding:
+            # A state with fewer digits is no other recurrence: its errors are predicted, and must
+            # then be as large as those that were found.
+            holding.extend(_list_narrow(problem, got, roundings, square))
         for text, adds in () if holding else list_wrong_states(problem, got, roundings):
             yield Cause(text, problem, adds=adds)
 
@@ -449,10 +453,6 @@ def explain_states(problem: Problem, numbers: Numbers, roundings: Roundings) -> 
             text = f"{one.text}{ONLY_IN}{name_heads(problem, numbered)}" if alone else one.text
             near.append((off, text))
             holding += [(left, text)] if holds else []
-    # A state with fewer digits is no other recurrence: its errors are predicted, and must then be
-    # as large as those that were found.
-    if not holding:
-        holding = [*_list_narrow(problem, got, roundings, square)]
     least = min(holding, default=(0.0, ""))[0]
     for left, text in holding:
         if left <= 1.5 * max(least, 1.0):

@@ -298,7 +298,7 @@ def _describe_weights(
     """Say which query heads count, by their place in each group if that is the same in all."""
     within = [[x.get(y, 0) for y in heads[at]] for at, x in counts.items()]
     alone = all({*x} <= {*heads[at]} for at, x in counts.items())
-    if alone and all(x == within[0] for x in within):
+    if alone and len(counts) == len(heads) and all(x == within[0] for x in within):
         count = len(within[0])
         places = {c: np.flatnonzero(np.equal(within[0], c)) for c in _COUNT_AS}
         words = []

@@ -317,8 +317,10 @@ def _describe_state(problem: Problem, index: Index, i: slice, change: Any, seen:
                         for (y, z), c in zip(some.items(), times.T, strict=True)
                         if np.any(z) and np.any(np.abs(c - 1) > _AS_OFTEN)
                     ]
-                    return f"{text}: in it is {' and '.join(off)}" if off else text
-    return text
+                    if off:
+                        return f"{text}: in it is {' and '.join(off)}"
+    # What a token writes can be said of the state before it, too.
+    return f"tokens {at} to {i.stop - 1} read another state, or write another to it"
 
 
 def _mix_states(parts: Doubles, state: Doubles, columns: Any) -> Doubles:

@@ -347,7 +347,7 @@ CASES = {
     "overlapping rows": (padded_rows, "q . k also sums the first 8 channels of the next token"),
     "axes": (across, "attention runs over the heads of the same token"),
     "sinks of rows": (sinks_of_rows,
-        "in query i, head g of each 4 has the sink that is number (4 i + g) // 4 % 4"),
+        "in query i, head g of each 4 has the sink that is number i % 4"),
     "scale of some keys": (scaled, "v_scale is not applied: keys 24 to 47 of batch member 1"),
     "zeros of members": (lambda: members_of(new_keys),
         "keys and values are read as 0: keys 40 to 47 of batch member 0, keys 43 to 47 of batch "),
