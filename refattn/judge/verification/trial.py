@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arrays.library import Doubles
-from ...arrays.words import name_element, name_row, place
+from ...arrays.words import name_element, name_row
 from .. import stats
 from ..rounding.backward import list_directions, variance_along
 from ..rounding.covariance import bound_covariance
@@ -551,4 +551,4 @@ def _name_tile(problem: Problem, head: int, start: int, stop: int) -> str:
 
 
 def _name_head(problem: Problem, number: int) -> str:
-    return f"head {place(problem.index_of(number))}" if problem.lead else ""
+    return name_heads(problem, np.array([number])) if problem.lead else ""

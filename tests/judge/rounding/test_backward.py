@@ -1185,7 +1185,7 @@ def test_maxima_of_queries_that_see_no_key():
 @pytest.mark.parametrize("name", ["flash", "eager", "math-maximum"])
 @np.errstate(all="ignore")
 def test_queries_are_saved_block_by_block_in_any_order(name):
-    """Only the blocks that are asked for, and each as if all were."""
+    """No other block is computed, and each is what it is if all are."""
     q, k, v, g = np.random.default_rng(11).standard_normal((4, 300, 5))
     head = problems.pose_arrays(q, k, v, causal=True).head(())
     back, roundings = BackwardHead(head, g, None), PROFILES[name].roundings("bfloat16")

@@ -428,7 +428,7 @@ def test_a_head_whose_rows_depend_counts_for_one_row():
 
 
 def test_heads_with_a_defect_of_one_size_are_put_together():
-    """Not those without it, nor all: the size in all heads is said without them."""
+    """Heads without the defect are left out; if all have it, no head is named."""
     g, error = np.array([4.0, 1.0, 2.0, 1.0]), np.full(4, 0.01)
 
     def pooled(*values):

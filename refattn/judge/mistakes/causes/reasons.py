@@ -241,8 +241,8 @@ def _search_scores(
     if failed == "lse":
         share = 0.0 if found else share_of_offset(problem, sample)
         fits = [x._replace(explained=share) for x in fits if share >= _MOST]
-        by = next(iter(profiles.values()))
-        found = found or name_offset(problem, numbers, by, sample) if not fits else found
+        if not (found or fits):
+            found = name_offset(problem, numbers, next(iter(profiles.values())), sample)
     return found, [] if known else [*fits], sample
 
 

@@ -164,6 +164,12 @@ def weigh_keys(head: SoftmaxHead, lse: Doubles | None = None) -> Doubles:
     return np.exp(np.minimum(score_all(head)[:, : head.keys] - own[:, None], _MOST_SCORE))
 
 
+def weigh_with_hidden(head: SoftmaxHead) -> tuple[Result, Doubles]:
+    """Compute the result, and weights over its sums of all keys, of hidden ones, too."""
+    exact = attend(head)
+    return exact, weigh_keys(head._replace(mask=None), exact.lse)
+
+
 def attend_by(scores: Doubles, v: Doubles) -> Result:
     """Compute the mean of the values by these scores."""
     w, top = _weigh_scores(scores)

@@ -30,7 +30,7 @@ from .strides import PADDED_TO
 _RATED_ROWS = 4  # by which rules are rated
 _NEAREST = 2  # rules that are tried, of each array
 _SHIFTS = (1, -1, 2, -2, *TILE_SIZES[:-1], *(-x for x in TILE_SIZES[:-1]))
-_MOST_SHIFTED = 128  # keys of a mask, of which each number of places is tried
+_MOST_SHIFTED = 128  # keys of a mask, at most, for it to be tried moved by any number of keys
 _NOWHERE = -1  # the place of a row of zeros
 # What is read where there is none: of these places, those of the readers, and how many there are.
 _ENDS: Mapping[str, Callable[[Places, Places, int], Any]] = {

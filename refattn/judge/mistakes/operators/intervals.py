@@ -18,7 +18,7 @@ from ..causes.slips import (
     hide_tile,
     leave_without_tile,
     name_keys,
-    weigh_keys,
+    weigh_with_hidden,
     weigh_with_zeros,
 )
 from ..causes.wrong_rows import Sampled, differ
@@ -69,7 +69,7 @@ def list_intervals(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alt
         changes[words] = of_out * w[..., None] * values
         changes[words][..., 0] = of_sum * w + of_zero * zero
     if head.mask is not None:
-        opened = weigh_keys(head._replace(mask=None), exact.lse)
+        _, opened = weigh_with_hidden(head)
         changes[""] = np.where(head.mask, 0.0, opened)[..., None] * values
     right = np.concatenate([np.ones((len(w), 1)), exact.out], -1)
     shown = _list_sequences_seen(problem, head.mask)

@@ -374,7 +374,7 @@ def _list_blocks(turn: int, own: int, most: int) -> Iterator[Limit]:
 def _list_rules(
     far: Doubles, queries: Places, turn: int, ends: tuple[int | None, int | None]
 ) -> Iterator[Limit]:
-    """List limits by maps of the place of a query, of its own limit or the other, and a number."""
+    """List limits that are a map of a query's place, or of one of its limits, plus a number."""
     m, (own, other) = far.shape[1], ends
     sees = "query i sees keys up to" if turn > 0 else "the window of query i starts at"
     bases = {"i": 0} | ({f"({write_shift('i', own)})": own} if own else {})

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from ....arrays.library import Doubles
 from ...rounding.problems import Index, Problem
 from ...verification.findings import name_span
-from ..causes.sampled import Alternative, Result, Rows
-from ..causes.slips import weigh_keys
+from ..causes.sampled import Alternative, Result, Rows, take_rows
+from ..causes.slips import weigh_with_hidden
 from ..causes.wrong_rows import Sampled, row_sizes, thin
 
 _LARGEST_WEIGHTS = 8  # of a row, whose values may be those of other keys
@@ -23,7 +23,7 @@ _BY_CHANCE = 1e-3  # that one of the keys leaves so little, at most
 _FIRST_NAMED = 3
 _MOST_KEYS, _MOST_NUMBERS = 6, 2**22  # that count otherwise; of the terms of keys, that are kept
 _LEFT_BY_FEW, _CHANCE_OF_FEW = 4.0, 1e-6  # mean square of z, and chance of as little, at most
-_NEAR_COUNT = 0.05  # how far a count may be from the number that is said
+_NEAR_COUNT = 0.05  # how far from a whole number a count may be that is said to be one
 
 
 class _OwnKey(NamedTuple):
@@ -40,11 +40,10 @@ def list_own_keys(problem: Problem, wrong: Sequence[Sampled], unit: float) -> It
 
     Hidden keys may be seen, too.
     """
-    given = Alternative("", problem)
     ways: dict[str, dict[tuple[Index, int], _OwnKey]] = {}
     for x in wrong:
-        (exact, p, v), head = _weigh_all(problem, x.rows), given.head(x.rows)
-        mask = np.ones(p.shape, bool) if head.mask is None else head.mask[:, : head.keys]
+        (exact, p, v), mask = _weigh_all(problem, x.rows), take_rows(problem, x.rows).mask
+        mask = np.ones(p.shape, bool) if mask is None else mask
         size = unit * row_sizes(exact.out)
         for r, query in enumerate(x.rows.queries.tolist()):
             rate = partial(_rate, x.got[r], size[r])
@@ -163,9 +162,8 @@ def list_few_keys(problem: Problem, wrong: Sequence[Sampled], unit: float) -> It
 
 def _weigh_all(problem: Problem, rows: Rows) -> tuple[Result, Doubles, Doubles]:
     """Return the exact result, the weights of all keys, of hidden ones, too, and the values."""
-    free = Alternative("", problem, lambda x: np.ones_like(x.ahead, bool), among=False).head(rows)
-    exact = Alternative("", problem).result(rows)
-    return exact, weigh_keys(free, exact.lse), free.v[: free.keys]
+    head = take_rows(problem, rows)
+    return *weigh_with_hidden(head), head.v[: head.keys]
 
 
 def _count_few(problem: Problem, found: Mapping[int, float], rows: Rows) -> Result:

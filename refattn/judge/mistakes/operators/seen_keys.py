@@ -24,11 +24,10 @@ from ..causes.sampled import (
     Result,
     Rows,
     Seen,
-    attend,
     show_band,
     take_rows,
 )
-from ..causes.slips import weigh_keys
+from ..causes.slips import weigh_with_hidden
 from ..causes.wrong_rows import Sampled, row_sizes, thin
 from .tiles import describe_keys
 
@@ -48,7 +47,7 @@ Groups = Callable[[int], Counts]  # the group of each key, by query: -1 for one 
 
 
 class _Row(NamedTuple):
-    """A row: what each key adds to its error, and to the sum of the weights, and what all do."""
+    """A wrong row, and what keys add to its error and to the sum of its weights."""
 
     query: int
     level: int  # the key that is level with the query
@@ -143,8 +142,8 @@ def _number_near(m: int, ahead: int, size: int, query: int) -> Counts:
 
 def _list_rows(problem: Problem, rows: Rows, got: Doubles, unit: float) -> Iterator[_Row]:
     head = take_rows(problem, rows)
-    lse, v = attend(head).lse, head.v[: head.keys]
-    p, size = weigh_keys(head._replace(mask=None), lse), unit * row_sizes(got)
+    exact, p = weigh_with_hidden(head)
+    lse, v, size = exact.lse, head.v[: head.keys], unit * row_sizes(got)
     mask = np.ones(p.shape, bool) if head.mask is None else head.mask
     sinks = 0 * lse if head.sink is None else np.exp(head.sink - lse)
     for row, query in enumerate(rows.queries.tolist()):
@@ -218,9 +217,8 @@ def _count_keys(
 
 def _attend_counted(problem: Problem, count: Count, numbers: Numbers, rows: Rows) -> Result:
     head = take_rows(problem, rows)
-    exact = attend(head)
-    seen = count(rows, numbers.out(rows.at)[rows.queries])
-    w = seen * weigh_keys(head._replace(mask=None), exact.lse)
+    exact, every = weigh_with_hidden(head)
+    w = count(rows, numbers.out(rows.at)[rows.queries]) * every
     sinks = 0.0 if head.sink is None else np.exp(head.sink - exact.lse)
     total = np.sum(w, -1) + sinks
     out = w @ head.v[: head.keys] / np.where(total > 0, total, 1.0)[:, None]

@@ -74,7 +74,7 @@ def _list_split(problem: Problem, heads: int) -> Iterator[Alternative]:
 def list_swaps(problem: Problem) -> Iterator[tuple[str, Callable[[Rows], Result]]]:
     """List results of which heads and rows are written in the order of the other."""
     n, heads = problem.shape[0], problem.lead[-1] if problem.lead else 1
-    # Where a row is computed: places of heads and queries are those of the result.
+    # The head and the query that are computed for a place of the result.
     back = (lambda h, i: divmod(i * heads + h, n)), lambda h, i: divmod(h * n + i, heads)[::-1]
     for words, rule in zip(TURNED, back, strict=True):
         if heads > 1:
@@ -414,7 +414,7 @@ class Memory(NamedTuple):
             elif not in_turn:
                 sums = slide(e * values) @ seen[:, None]
             else:
-                # Of many rows not each number of keys is tried.
+                # With many rows only some numbers of keys are tried.
                 by = 1 if len(k) * keys < _ROWS_BY_KEYS else _COUNTS_APART
                 counts = {first, *range(max(by, 2), 2 * keys + 1, by)} if first == keys else {first}
                 runs = _lay_apart(e * values, max(counts), way.step)

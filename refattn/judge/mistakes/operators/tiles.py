@@ -129,14 +129,14 @@ class TilesOfHeads(NamedTuple):
     def change(
         self, name: str, found: Mapping[Index, Chosen], rest: Chosen | None, at: Index, x: Any
     ) -> Any:
-        """Read the tiles that were found, or those of the rest, in the place of an array."""
+        """Read an array in the tiles that were found for its head, or for all other heads."""
         read = found.get(at, rest)
         if read is None:
             return x
         return self.lay_out(name, at)[read].reshape(-1, x.shape[-1])[: len(x)]
 
     def find(self, x: Sampled, unit: float) -> Chosen | None:
-        """Find what is read in place of each tile: in turn what leaves least of the errors."""
+        """Find what is read in place of each tile, in turn what leaves the least error."""
         sums, rest = self._sum(x.take(thin(np.arange(len(x.got)), _ROWS_OF_TILES)), unit)
         every, squares = np.arange(len(sums)), np.einsum("tsx,tsx->ts", sums, sums)
         read, left = every.copy(), rest + np.einsum("ttx->x", sums[:, : len(sums)])

@@ -76,7 +76,7 @@ def spoiled():
 
 
 def memory(lay, count, stride=N):
-    """Scores and values of so many rows, of which those of the next head begin later."""
+    """What heads read: so many rows, a stride after those of the head before."""
     k, v = (lay(x)[stride * HEAD[..., 0] + np.arange(count)] for x in (K, V))
     return scores(Q, k), v
 
