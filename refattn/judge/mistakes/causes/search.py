@@ -49,6 +49,7 @@ from .wrong_rows import (
 
 _BEST = 6  # alternatives that are judged by rounding errors
 _OUTPUT_ALONE = "(only the output: lse does not agree)"
+_FEWEST_LSE = 4  # log normalisers: fewer are near to those of some row by chance
 _KEPT = 2**22  # numbers of heads that were read, and are kept
 
 
@@ -116,6 +117,7 @@ def search_causes(
                     break
         if not (fits or any(x.holds for x in found)):
             found = [*trials.list_rounded(profile, dtype), *found]
+    several = bool(np.sum(sample.wrong) >= _FEWEST_LSE)
     suspects = []
     for one in found:
         words, of_lse = one.alternative.text, None
@@ -123,7 +125,7 @@ def search_causes(
             of_lse = explain_normalisers(trials, one)
             if of_lse is None and failed != "out":  # what leaves outputs right may change them
                 some = one._replace(everywhere=False)
-                of_lse = explain_normalisers(trials, some, others=False)
+                of_lse = explain_normalisers(trials, some, others=failed == "lse" and several)
                 one = one if of_lse is None else some
             if of_lse is None and failed != "both":
                 continue

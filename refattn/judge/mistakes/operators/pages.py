@@ -20,6 +20,7 @@ BlockTable = npt.NDArray[np.int64]
 _MOST_PAGES, _LEFT_BY_BLOCKS = 512, 16.0  # that are fitted; mean square that is left
 _ANCHOR = 1e3  # weight of how many blocks are read, over that of the numbers
 _SIZES_OF_BLOCKS = (8, 16, 32, 64, 128, 256)  # of which a cache may be made
+_TABLE_OF = {"kv": "", "v": ", for values only", "k": ", for keys only"}
 _BLOCKS_NAMED = 3  # blocks that are named one by one
 
 
@@ -76,8 +77,8 @@ def list_blocks_of_cache(
     table, count = packed.table, len(packed.blocks((0,) * len(problem.lead))[0])
     for text, rule in _TABLE_RULES.items():
         other = rule(table)
-        if np.any(other != table):
-            yield _read_table(problem, text, other)
+        for names, called in _TABLE_OF.items() if np.any(other != table) else ():
+            yield _read_table(problem, text + called, other, names=names)
     size = packed.blocks((0,) * len(problem.lead))[0].shape[1]
     for other_size in (x for x in _SIZES_OF_BLOCKS if x != size):
         for stride in (size, other_size):
@@ -172,10 +173,15 @@ def _fit_pages(problem: Problem, wrong: Sequence[Sampled], unit: float) -> list[
 
 
 def _read_table(
-    problem: Problem, text: str, table: BlockTable, size: int = 0, stride: int = 0
+    problem: Problem,
+    text: str,
+    table: BlockTable,
+    size: int = 0,
+    stride: int = 0,
+    names: str = "kv",
 ) -> Alternative:
     """Read the blocks of a table, of the own size or another, so many keys apart in the cache."""
-    for name in "kv":
+    for name in names:
         follow = partial(_follow_table, problem, table, (size, stride), name)
         problem = problem.replaced(name, follow)
     return Alternative(text, problem)
