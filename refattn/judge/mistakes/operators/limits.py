@@ -79,10 +79,11 @@ def list_windows(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alter
     for words, last in {"": 2 * own, " up to its own": own + 1}.items():
         cut = np.minimum(np.arange(2 * own + 1), last)
         _, j = find_interval(beside + sums[:, last], -sums[:, cut], x.got, sizes)
-        gap = j.start - own, min(j.stop, last) - 1 - own
+        gap = j.start - own, j.stop - 1 - own
         text = f"query i sees all keys{words} but {write_shift('i', gap[0] + m - n)}"
         text += f" to {write_shift('i', gap[1] + m - n)}" * (gap[1] > gap[0])
-        yield Alternative(text, problem, partial(_show_around, last - own, *gap))
+        if 0 < j.start < j.stop < last:  # else it is no gap
+            yield Alternative(text, problem, partial(_show_around, last - own, *gap))
     _, j = find_interval(beside, sums, x.got, sizes)
     left, right = (None if j.start == 0 else own - j.start), j.stop - 1 - own
     until = None if j.stop == 2 * own else right

@@ -92,7 +92,7 @@ def list_blocks_of_cache(
             turned = turned.replaced(name, partial(_turn_blocks, problem, turn, name))
         text = f"each block of the cache is read with the strides of {text}"
         yield Alternative(text, turned)
-    yield from _list_runs(problem, wrong, unit)
+    yield from _list_read_in_order(problem, wrong, unit)
     if count > _MOST_PAGES or "bias" in problem.first:
         return
     read = table.copy()
@@ -105,7 +105,9 @@ def list_blocks_of_cache(
         yield _read_table(problem, _name_blocks(table, read), read)
 
 
-def _list_runs(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Iterator[Alternative]:
+def _list_read_in_order(
+    problem: Problem, wrong: Sequence[Sampled], unit: float
+) -> Iterator[Alternative]:
     """List the kernel that reads keys one after another in the cache, from any slot on."""
     packed, starts = problem.packed, dict[int, int]()
     assert packed is not None
