@@ -102,7 +102,7 @@ def search_causes(
             ),
         )
         judged = [trials.judge(x, profiles, dtype) for x in nearest[:_BEST]]
-        holding = [x for x in judged if x.holds]
+        holding = [x for x in judged if _holds(trials, x)]
         if len(holding) > 1:  # rows that were not taken may tell them apart
             holding.sort(key=lambda x: len(find_left(trials, x.alternative, None)[0]))
         if numbers.lse is not None and len(holding) > 1:  # or log normalisers may
@@ -112,8 +112,8 @@ def search_causes(
         if not (any(x.holds and x.is_sure for x in found) or leave_roundings(fits)):
             for listing in trials.list_fitted():
                 fitted = [trials.judge(x, profiles, dtype) for x in trials.explain_all(listing)]
-                if any(x.holds for x in fitted):
-                    found = trials.keep_apart([x for x in fitted if x.holds])
+                if holding := [x for x in fitted if _holds(trials, x)]:
+                    found = trials.keep_apart(holding)
                     break
         if not (fits or any(x.holds for x in found)):
             found = [*trials.list_rounded(profile, dtype), *found]
@@ -144,6 +144,12 @@ def search_causes(
         if of_sums.holds:
             whole = [suspect_alternative(of_sums.alternative.text, of_sums, trials)]
     return whole or suspects, sample
+
+
+def _holds(trials: Trials, one: Explained) -> bool:
+    """Tell whether an alternative holds; if it makes right rows wrong, in all wrong rows."""
+    far = one.holds and not (one.everywhere or one.near)
+    return one.holds and not (far and find_left(trials, one.alternative, None)[0])
 
 
 def leave_roundings(fits: Sequence[Suspect]) -> bool:
