@@ -102,7 +102,7 @@ def search_causes(
             ),
         )
         judged = [trials.judge(x, profiles, dtype) for x in nearest[:_BEST]]
-        holding = [x for x in judged if _holds(trials, x)]
+        holding = [x for x in judged if _may_stand(trials, x)]
         if len(holding) > 1:  # rows that were not taken may tell them apart
             holding.sort(key=lambda x: len(find_left(trials, x.alternative, None)[0]))
         if numbers.lse is not None and len(holding) > 1:  # or log normalisers may
@@ -112,7 +112,7 @@ def search_causes(
         if not (any(x.holds and x.is_sure for x in found) or leave_roundings(fits)):
             for listing in trials.list_fitted():
                 fitted = [trials.judge(x, profiles, dtype) for x in trials.explain_all(listing)]
-                if holding := [x for x in fitted if _holds(trials, x)]:
+                if holding := [x for x in fitted if _may_stand(trials, x)]:
                     found = trials.keep_apart(holding)
                     break
         if not (fits or any(x.holds for x in found)):
@@ -146,7 +146,7 @@ def search_causes(
     return whole or suspects, sample
 
 
-def _holds(trials: Trials, one: Explained) -> bool:
+def _may_stand(trials: Trials, one: Explained) -> bool:
     """Tell whether an alternative holds; if it makes right rows wrong, in all wrong rows."""
     far = one.holds and not (one.everywhere or one.near)
     return one.holds and not (far and find_left(trials, one.alternative, None)[0])
