@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -23,6 +23,7 @@ _CLASS_PERIODS = (2, 4, 8, 16, 32, 64, 48, 24, 96, 128)  # of keys of which some
 _ROWS_OF_CLASS, _HEADS_OF_CLASS = 32, 4
 _FEWEST_ROWS, _MOST_HEADS = 2, 64  # the same of many heads
 _LEFT_BY_CLASSES = 4.0  # mean square of z, at most
+_LEFT_OF_OTHERS = 1 / 16  # of the square of errors, at most
 _NO_SUM = 1e-9  # of the weights
 _LEAST_SHARE, _FEWEST_MERGED = 1e-3, 6  # of all weights that a part has, and rows that tell it
 
@@ -159,7 +160,7 @@ def list_weighted_classes(
                 best.append((off, text, keys))
     for _, text, keys in sorted(best, key=lambda x: x[0])[:1]:
         factors = np.concatenate([_fit_factors(problem, keys, x.rows, x.got)[2] for x in some])
-        answer = partial(_attend_by_factors, problem, keys, heads, numbers)
+        answer = partial(_attend_by_fit, problem, keys, _fit_factors, heads, numbers)
         text += f", {np.min(factors):.3g} to {np.max(factors):.3g}"
         yield Alternative(text, problem, answer=answer)
 
@@ -178,12 +179,17 @@ def _fit_factors(
     return exact, (exact.out + (c - 1) * part) / (1 + (c - 1) * share), c
 
 
-def _attend_by_factors(
-    problem: Problem, keys: KeyClass, heads: Sequence[object], numbers: Numbers, rows: Rows
+def _attend_by_fit(
+    problem: Problem,
+    keys: Any,
+    fit: Callable[..., Any],
+    heads: Sequence[object],
+    numbers: Numbers,
+    rows: Rows,
 ) -> Result:
-    got = numbers.out(rows.at)[rows.queries]
-    exact, out, _ = _fit_factors(problem, keys, rows, got)
-    return exact._replace(out=out) if rows.at in heads else exact
+    """Take what is fitted to each row of some heads."""
+    exact, out, *_ = fit(problem, keys, rows, numbers.out(rows.at)[rows.queries])
+    return exact._replace(out=out) if rows.at in heads else exact  # type: ignore[no-any-return]
 
 
 def list_other_weights(
@@ -195,25 +201,26 @@ def list_other_weights(
     for size in (x for x in TILE_SIZES[::-1] if 2 * x <= d and x < m) if some else ():
         for first in range(0, m, size):
             keys = slice(first, min(first + size, m))
-            if not any(_rate_weights(problem, keys, x, unit) > _LEFT_BY_CLASSES for x in some):
+            if all(_are_others(problem, keys, x, unit) for x in some):
                 text = (
                     f"weights of keys {keys.start} to {keys.stop - 1} are others in each wrong row"
                 )
-                answer = partial(_attend_by_weights, problem, keys, heads, numbers)
+                answer = partial(_attend_by_fit, problem, keys, _fit_other_weights, heads, numbers)
                 yield Alternative(text, problem, answer=answer)
 
 
-def _rate_weights(problem: Problem, keys: slice, x: Sampled, unit: float) -> float:
-    """Return the mean square of z that is left by weights of some keys, over the rest of a row."""
-    _, out = _fit_other_weights(problem, keys, x.rows, x.got)
-    free = 1 - (keys.stop - keys.start) / x.got.shape[1]
-    return float(np.mean(np.square((x.got - out) / (unit * row_sizes(x.got)))) / free)
+def _are_others(problem: Problem, keys: slice, x: Sampled, unit: float) -> bool:
+    """Tell whether other weights of some keys leave roundings of rows, and little of errors."""
+    exact, out = _fit_other_weights(problem, keys, x.rows, x.got)
+    before, left = (np.mean(np.square((x.got - y) / row_sizes(x.got))) for y in (exact.out, out))
+    left /= 1 - (keys.stop - keys.start) / x.got.shape[1]  # as many numbers are fitted
+    return bool(left < min(_LEFT_BY_CLASSES * unit**2, _LEFT_OF_OTHERS * before))
 
 
 def _fit_other_weights(
     problem: Problem, keys: slice, rows: Rows, got: Doubles
 ) -> tuple[Result, Doubles]:
-    """Fit weights of some keys to each row, which is 0 times their sum, and no less than 0."""
+    """Fit weights of some keys, none below 0, to each row."""
     head = take_rows(problem, rows)
     exact, v = attend(head), head.v[keys]
     w = weigh_keys(head, exact.lse)[:, keys]
@@ -224,13 +231,6 @@ def _fit_other_weights(
         c = np.maximum(np.linalg.lstsq((v - got[r]).T, off, rcond=1e-9)[0], 0.0)
         out[r] = (rest[r] + c @ v) / max(left[r] + np.sum(c), _NO_SUM)
     return exact, out
-
-
-def _attend_by_weights(
-    problem: Problem, keys: slice, heads: Sequence[object], numbers: Numbers, rows: Rows
-) -> Result:
-    exact, out = _fit_other_weights(problem, keys, rows, numbers.out(rows.at)[rows.queries])
-    return exact._replace(out=out) if rows.at in heads else exact
 
 
 def list_merged_more(
@@ -255,7 +255,9 @@ def list_merged_more(
         least, most = (f(np.concatenate(shares)) for f in (np.min, np.max))
         text = f"another part, with {least:.2g} to {most:.2g} of the sum of all weights, is merged"
         text += ": its numbers are not from the keys" if strange else ", or some keys weigh more"
-        yield Alternative(text, problem, answer=partial(_take_given, problem, wrong, numbers))
+        heads = [x.rows.at for x in wrong]
+        answer = partial(_take_given, problem, heads, numbers)
+        yield Alternative(text, problem, answer=answer)
 
 
 def _list_seen(problem: Problem, rows: Rows) -> Any:
@@ -263,11 +265,8 @@ def _list_seen(problem: Problem, rows: Rows) -> Any:
     return slice(None) if mask is None else mask.any(0)
 
 
-def _take_given(problem: Problem, wrong: Sequence[Sampled], numbers: Numbers, rows: Rows) -> Result:
+def _take_given(problem: Problem, heads: Sequence[object], numbers: Numbers, rows: Rows) -> Result:
     exact, lse = attend(take_rows(problem, rows)), numbers.lse
-    of_head = [x.rows.queries for x in wrong if x.rows.at == rows.at]
-    some = np.isin(rows.queries, np.concatenate([*of_head, np.zeros(0, int)]))
-    assert lse is not None
-    got, sums = numbers.out(rows.at)[rows.queries], lse(rows.at)[rows.queries]
-    out = np.where(some[:, None], got, exact.out)
-    return exact._replace(out=out, lse=np.where(some, sums, exact.lse))
+    if rows.at not in heads or lse is None:
+        return exact
+    return exact._replace(out=numbers.out(rows.at)[rows.queries], lse=lse(rows.at)[rows.queries])

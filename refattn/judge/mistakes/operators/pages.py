@@ -41,15 +41,6 @@ _TABLE_RULES: Mapping[str, Callable[[BlockTable], BlockTable]] = {
     "the block table is that of the next batch member": lambda x: np.roll(x, -1, 0),
     "the block table is that of the batch member before": lambda x: np.roll(x, 1, 0),
     "the block table is that of the first batch member": lambda x: 0 * x + x[:1],
-    "the block table is ignored: blocks are read in order from the first of each sequence": (
-        lambda x: x[:, :1] + np.arange(x.shape[1])
-    ),
-    "the block table is ignored: blocks are read in order from 0": lambda x: np.arange(
-        x.size
-    ).reshape(x.shape),
-    "the block table is ignored: blocks of each sequence are read in order from 0": (
-        lambda x: 0 * x + np.arange(x.shape[1])
-    ),
     "the block table is read by columns": lambda x: x.ravel().reshape(x.shape[::-1]).T,
     **{
         f"of each {g} entries of the block table the first alone is used, and blocks after it are "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from ..causes.slips import attend_by
 from ..causes.wrong_rows import Sampled, row_sizes, thin
 from .intervals import find_interval
 from .maps import list_head_rules
+from .strides import PLURALS
 from .tiles import ScoreText, mix_keys, score_rows
 
 _SPANS_OF_EACH, _TURNS_OF_SPANS = 2, 3  # of a batch member or head, and turns to find them
@@ -48,11 +50,6 @@ def _list_versions(problem: Problem) -> Iterator[Alternative]:
         for name in names:
             zero = zero.replaced(name, lambda _, x: 0 * x)
         yield Alternative(f"{words} are read as 0", zero)
-        for other, of in _OTHER_KEYS.items():
-            moved = problem
-            for name in names:
-                moved = moved.replaced(name, partial(_read_other_keys, of))
-            yield Alternative(f"{words} are those of {other}", moved)
         for other, at in list_head_rules(problem):
             text = f"{words} are those of {other}"
             yield Alternative(text, problem.with_arrays_of(names, at))
@@ -67,6 +64,16 @@ _OTHER_KEYS: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
+def _list_moved_keys(problem: Problem) -> Iterator[Alternative]:
+    """List keys and values that are read in the place of others."""
+    for names, (other, of) in product(("kv", "k", "v"), _OTHER_KEYS.items()):
+        moved = problem
+        for name in names:
+            moved = moved.replaced(name, partial(_read_other_keys, of))
+        called = " and ".join(PLURALS[x] for x in names)
+        yield Alternative(f"{called} are those of {other}", moved)
+
+
 def _read_other_keys(of: Callable[[Any], Any], _: Index, x: Doubles) -> Doubles:
     return np.asarray(np.take(x, of(np.arange(len(x))), 0, mode="clip"))
 
@@ -77,7 +84,6 @@ def list_spans(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Itera
     What is read, and where, is what leaves the least of the errors.
     """
     right = partial(score_rows, Alternative("", problem))
-    ways = [(x.text, partial(score_rows, x)) for x in _list_versions(problem)]
     # Batch members of which some heads are right are taken head by head.
     members = {x.rows.at[:-1] for x in wrong}
     whole = len(wrong) == len(members) * problem.lead[-1] if problem.lead else True
@@ -85,14 +91,18 @@ def list_spans(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Itera
     groups: dict[Index, list[Sampled]] = {}
     for x in wrong:
         groups.setdefault(x.rows.at[:axes], []).append(x)
-    found: dict[Index, list[_Span]] = {}
-    for at, some in groups.items():
-        found[at] = _find_spans(right, ways, some, unit)
-        if not found[at]:
-            return
-    if found:
-        answer = partial(_read_spans, right, found)
-        yield Alternative(_name_spans(problem, found), problem, answer=answer)
+    for versions in (_list_versions, _list_moved_keys):
+        ways = [(x.text, partial(score_rows, x)) for x in versions(problem)]
+        found: dict[Index, list[_Span]] = {}
+        for at, some in groups.items():
+            found[at] = _find_spans(right, ways, some, unit)
+            if not found[at]:
+                break
+        else:
+            if found:
+                answer = partial(_read_spans, right, found)
+                yield Alternative(_name_spans(problem, found), problem, answer=answer)
+                return
 
 
 def _find_spans(
