@@ -85,7 +85,9 @@ ERRORS: tuple[type[Exception], ...] = (
 )
 _LOG = logging.getLogger(__name__)
 _Some = TypeVar("_Some")
-_RMS, _LARGEST = 2.0, 15.0  # of z, at most, where an alternative holds
+_SQUARE, _LARGEST = 1.1, 15.0  # mean square of z, at most, where an alternative holds; and |z|
+_SURE = 4.0  # standard deviations by which such a mean may be larger
+_KNOWN = 8.0  # times its error, at least, that a number is: it is told from none
 EXPLAINED_BY_WRONG = 0.7  # of the error, at least, that is explained by what does not hold
 _MOST_PART = 0.9  # the same where what does not hold is named
 _LIKE = 0.8  # of what an alternative changes, at least, that is in the error
@@ -394,7 +396,7 @@ class Trials:
     ) -> Iterator[Explained]:
         """Fit the number of a family."""
         fitted = self.fit_number(family, starts)
-        if fitted is not None and fitted[1] < abs(fitted[0]):  # that is not 0
+        if fitted is not None and _KNOWN * fitted[1] < abs(fitted[0]):
             c, error = fitted
             digits = min(max(0, -math.floor(math.log10(max(error, 1e-12)))), 9)
             known = name_number(c, error)
@@ -442,8 +444,8 @@ class Trials:
                 ]
                 or [np.zeros(0)]
             )
-            rms = math.sqrt(np.mean(z * z)) if z.size else math.inf
-            if rms < _RMS and np.max(np.abs(z)) < _LARGEST:
+            most = _SQUARE + _SURE * math.sqrt(2 / max(z.size, 1))
+            if z.size and np.mean(z * z) < most and np.max(np.abs(z)) < _LARGEST:
                 return one._replace(holds=True)
         return one
 
@@ -516,7 +518,7 @@ class Trials:
             first = [x.take(slice(_FIRST_ROWS)) for x in self.sample.heads[:1]]
             squares = [np.square(self._divide(x, given, other, dtype)) for x in first]
             many = 16 if "scores" in changes else 1  # that of their sums may be rounded
-            if squares and not _TOO_SMALL / 4 < np.mean(squares[0]) < 4 * many * _RMS**2:
+            if squares and not _TOO_SMALL / 4 < np.mean(squares[0]) < 16 * many:
                 continue  # by far
             z = [self._divide(x, given, other, dtype) for x in self.sample.heads]
             every = np.concatenate([np.mean(x * x, -1) for x in z])  # right rows, too
@@ -529,9 +531,9 @@ class Trials:
                 square = float(np.mean(rows)) if len(rows) else 0.0
                 spread = float(np.std(np.log(np.maximum(rows, 1e-9))))
                 far = spread >= (1.2 if many > 1 else 1.0)  # not all rows are as far
-                if far or not least < square < many * _RMS**2 or before < 9 * square:
+                if far or not least < square < 4 * many or before < 9 * square:
                     continue
-                if square > _RMS**2:
+                if square > 4:
                     text += (
                         f" (errors are {math.sqrt(square):.2g} times as large: "
                         "perhaps sums of q . k are rounded too)"
