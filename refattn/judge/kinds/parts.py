@@ -12,6 +12,7 @@ A part without keys has the output 0 and the log normaliser :math:`-\infty`, and
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from ...arrays.library import Doubles
 from ..rounding.formats import dtype_of, widen
 from ..rounding.problems import Index, Problem
 from ..verification.choice import is_narrow
-from ..verification.findings import Numbers, Part
+from ..verification.findings import Numbers, Part, Suspect
 from ..verification.inputs import narrowest
 from ..verification.verdict import Verdict
 
@@ -83,6 +84,21 @@ def settle_part(name: str, part: Part, verdict: Verdict) -> Verdict:
     # Any mean of one value is right.
     passed = verdict._replace(verdict="PASS", blind=(), remarks=[words])
     return passed if most < 2 else verdict
+
+
+def blame_parts(
+    verdicts: Mapping[str, Verdict], suspects: Mapping[str, list[Suspect]]
+) -> Mapping[str, list[Suspect]]:
+    """Name wrong parts as what is wrong in an output that is their merge."""
+    wrong = [x for x, y in verdicts.items() if x.startswith("part ") and y.verdict == "FAIL"]
+    state = [verdicts[x].verdict for x in ("out", MERGE) if x in verdicts]
+    why = next((f": {y[0].text.partition(' if ')[2]}" for x in wrong if (y := suspects[x])), "")
+    # What is wrong in all scores is named for the output as well.
+    if not wrong or state != ["FAIL", "PASS"] or (suspects["out"] and "lse is" not in why):
+        return suspects
+    text = f"agrees if parts are merged as they are given, and {', '.join(wrong)}"
+    text += f" {'are' if wrong[1:] else 'is'} wrong{why}"
+    return {**suspects, "out": [Suspect("convention", nan, nan, nan, 1.0, text)]}
 
 
 def _pose_merge(

@@ -52,7 +52,7 @@ import numpy as np
 
 from ...arrays.threads import Interrupted, one_blas_thread
 from ..kinds.chosen import judge_choice
-from ..kinds.parts import settle_part
+from ..kinds.parts import blame_parts, settle_part
 from ..mistakes.causes.choices import list_rankings
 from ..mistakes.causes.places import list_remarks, say_rows, suspect_narrower
 from ..mistakes.causes.reasons import explain, explain_gradients
@@ -480,7 +480,7 @@ def _judge_each(parts: Mapping[str, Part], whole: Request, verdicts: dict[str, V
             out = verdicts.get("out")
             rest = whole.profile, out, whole.mistakes
             verdicts |= explain_gradients(gradients, backward, *rest)
-    left = keep_common({x: y.suspects for x, y in verdicts.items()})
+    left = blame_parts(verdicts, keep_common({x: y.suspects for x, y in verdicts.items()}))
     verdicts |= {x: y._replace(suspects=left[x]) for x, y in verdicts.items()}
 
 

@@ -57,8 +57,8 @@ class Kept(NamedTuple):
 
 HeadPass = tuple[BackwardHead, Kept]
 Lookup = Callable[[Index], HeadPass]  # what a head is computed from
-OfHead = Callable[[Index], Doubles]  # d_out, D or lse
-Take = Callable[[OfHead, Index], Doubles]  # what a head reads of those of all
+OfHead = Callable[[Index], Doubles]  # d_out
+Take = Callable[[OfHead, Index], Doubles]  # what a head reads of that of all
 Shares = Sequence[tuple[Index, float]]  # how often query heads are summed
 
 
@@ -106,9 +106,8 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
         change = partial(_keep_parts, edges=edges, names=names)
         yield Candidate(f"in the backward pass {said} of {those}", change=change)
     places: dict[str, Take] = {x: partial(_take_head, y) for x, y in list_head_rules(forward)}
-    for (words, take), name in product({**_BESIDE, **places}.items(), LENT):
-        text = f"{LENT[name]} is read from {words}"
-        yield Candidate(text, read=partial(read_elsewhere, name, take))
+    for words, take in {**_BESIDE, **places}.items():
+        yield Candidate(f"d_out is read from {words}", read=partial(_read_derivatives, take))
     for words, change_slope in _SLOPES.items() if forward.softcap is not None else ():
         yield Candidate(f"the derivative of the soft cap is {words}", tile=change_slope)
     for text, (name, kept) in _OTHERWISE.items():
@@ -154,7 +153,6 @@ def _sum_undivided(forward: Problem, to: str, look: Lookup, at: Index) -> HeadPa
 
 
 LSE_AND_DELTA = "lse", "delta"
-LENT = {"d_out": "d_out", "delta": "D = d_out . out", "lse": "lse"}
 _OF_PARTS = {
     "weights are normalised in each": ("lse",),
     "weights and D = d_out . out are those in each": ("lse", "delta"),
@@ -188,12 +186,6 @@ _CUTS = {
     "of v are left out of d_out . v": _cut_values,
     "are left out of D = d_out . out": _cut_delta,
 }
-
-
-def _take_derivatives(x: BackwardHead, y: Kept, d_out: Doubles) -> HeadPass:
-    """Take other derivatives, of which D is made as well."""
-    delta = y.delta if x.out is None else np.sum(d_out * x.out, -1)
-    return x._replace(d_out=d_out), y._replace(delta=delta)
 
 
 def _keep(name: str, of: Callable[[Kept], Doubles], x: BackwardHead, y: Kept) -> HeadPass:
@@ -250,25 +242,18 @@ def raise_lse(by: Doubles, x: BackwardHead, y: Kept) -> HeadPass:
     return x, y._replace(lse=y.lse + by)
 
 
-def read_elsewhere(name: str, take: Take, look: Lookup, at: Index) -> HeadPass:
-    """Read d_out, D or lse of a head as `take` says, from those of all heads."""
+def _read_derivatives(take: Take, look: Lookup, at: Index) -> HeadPass:
+    """Read d_out of a head as `take` says, from those of all heads; D is made of it as well."""
     back, kept = look(at)
-    x = take(lambda index: getattr(look(index)[name != "d_out"], name), at)
-    if name == "d_out":
-        return _take_derivatives(back, kept, x)
-    return back, kept._replace(**{name: x})
+    d_out = take(lambda index: look(index)[0].d_out, at)
+    delta = kept.delta if back.out is None else np.sum(d_out * back.out, -1)
+    return back._replace(d_out=d_out), kept._replace(delta=delta)
 
 
 def _take_head(
     rule: Callable[[Index], Index], get: Callable[[Index], Doubles], at: Index
 ) -> Doubles:
     return get(rule(at))
-
-
-def shift_rows(x: Doubles, by: int) -> Doubles:
-    """Take the numbers that stand so many places later; 0 beyond the last, or before the first."""
-    at = np.arange(len(x)) + by
-    return np.where((at >= 0) & (at < len(x)), x[np.clip(at, 0, len(x) - 1)], 0.0)
 
 
 def _deal(heads: Sequence[Index], keys: int) -> Shares:
@@ -380,7 +365,7 @@ class Backward:
             return np.asarray(
                 one.answer(one.of or of, index, self.gradients[of].heads[index])[some]
             )
-        total: Any = one.added.get((of, index), 0.0)
+        total: Any = one.added[of, index][some] if (of, index) in one.added else 0.0
         for weights, rows in self.list_factors(one, of, index, some):
             total = total + weights @ rows
         return np.asarray(total)
@@ -440,19 +425,21 @@ class Backward:
         size_of = self.samples[of].unit * row_sizes(np.sum(sums[..., :-1], -1))
         return np.asarray(divide(sums, size_of[..., None]))
 
-    def sum_tiles(self, of: str, x: Sampled, size: int) -> Doubles:
-        """Sum over tiles of keys, or of queries, what each adds to rows: (rows, columns, tiles)."""
-        gradient, sums = self.gradients[of], []
-        shape, plain = gradient.forward.shape, Alternative("", gradient.forward)
-        for tile in blocks(0, shape[of == "dq"], size):
-            some, total = np.arange(tile.start, tile.stop), np.zeros_like(x.got)
-            i, j = (x.rows.queries, some) if of == "dq" else (some, x.rows.queries)
-            for head in gradient.heads[x.rows.at]:
-                back, kept = self.keep(of, head)
-                again = BackwardHead(plain.head(Rows(head, i, j)), back.d_out[i], None)
-                total = total + compute_gradient(again, Kept(*(y[i] for y in kept)), of)
-            sums.append(total)
-        return np.stack(sums, -1)
+    def sum_tiles(
+        self, of: str, x: Sampled, size: int, by: int = 0, one: Candidate | None = None
+    ) -> Doubles:
+        """Sum over tiles of keys, or of queries, what each adds to rows: (rows, columns, tiles).
+
+        Or what its weights times the rows of the tile add that is so many tiles later; 0 beyond.
+        """
+        total: Any = 0.0
+        for weights, rows in self.list_factors(one or Candidate(""), of, x.rows.at, x.rows.queries):
+            at = np.arange(len(rows)) + by * size
+            inside = (at >= 0) & (at < len(rows))
+            rows = np.where(inside[:, None], rows[at % len(rows)], 0.0)
+            tiles = blocks(0, len(rows), size)
+            total = total + np.stack([weights[:, j] @ rows[j] for j in tiles], -1)
+        return np.asarray(total)
 
     def _read_tiles(
         self,

@@ -218,6 +218,23 @@ def list_rotated(problem: Problem) -> Iterator[Alternative]:
         yield Alternative(f"{called} are {words}, by base {base:g} in {of} of the columns", moved)
 
 
+def list_mixed_columns(problem: Problem) -> Iterator[Alternative]:
+    """List queries or values whose columns are multiplied by the Hadamard matrix."""
+    # The matrix is symmetric: that queries are multiplied by it says the same as that keys are.
+    for name, called in {"q": "queries, or keys,", "v": "values, or the output,"}.items():
+        d = problem.first[name].shape[-1]
+        for size in (2**x for x in range(2, d.bit_length()) if d % 2**x == 0):
+            signs = [[(-1) ** (i & j).bit_count() for i in range(size)] for j in range(size)]
+            matrix = np.array(signs) / math.sqrt(size)
+            where = f" in blocks of {size}" * (size < d)
+            text = f"columns of {called} are mixed by the Hadamard matrix{where}"
+            yield Alternative(text, problem.replaced(name, partial(_mix_columns, matrix)))
+
+
+def _mix_columns(matrix: Doubles, _: Index, x: Doubles) -> Doubles:
+    return np.asarray((x.reshape(len(x), -1, len(matrix)) @ matrix).reshape(x.shape))
+
+
 def _rotate_columns(
     _: Index, x: Doubles, start: int, base: float, pairs: bool, turn: int
 ) -> Doubles:

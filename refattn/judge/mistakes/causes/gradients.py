@@ -14,44 +14,43 @@ import numpy as np
 from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.formats import FORMATS, Format
-from ...rounding.head import Tile
+from ...rounding.head import Tile, scan_tile
 from ...rounding.problems import Gradient, Index
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ...verification.empty_rows import find_unseen
-from ...verification.findings import ONLY_IN, Part, Suspect
+from ...verification.findings import ONLY_IN, Part, Suspect, describe_span, name_span
 from ..defects.catalogue import Mutant
 from ..operators.backward_places import (
+    FITTED_ROWS,
+    GROUPED_PAIRS,
+    OFF_COUNTS,
     list_limited,
     list_moved_terms,
     list_of_tiles,
-    list_regrouped,
-    list_weighed,
+    list_other_numbers,
+    list_read_elsewhere,
 )
 from ..operators.intervals import find_interval
-from ..operators.maps import write_shift
 from ..operators.tiles import describe_keys
 from .backward import (
-    LENT,
     LSE_AND_DELTA,
     Backward,
     Candidate,
     HeadPass,
-    Kept,
     Lookup,
-    OfHead,
+    Shares,
     compute_gradient,
+    count_once,
     factor_gradient,
     list_candidates,
     raise_lse,
-    read_elsewhere,
     share_like,
-    shift_rows,
 )
 from .edited import EditedHeads, as_clause, known_rows
 from .places import list_places
 from .sampled import Alternative, Rows
-from .slips import name_keys, score_all
+from .slips import name_keys
 from .suspects import as_suspect, say_what_is_left
 from .wrong_rows import (
     Comparison,
@@ -72,11 +71,9 @@ _PAIRS = 2**21  # of queries and keys of a head, at most, for new log normaliser
 _FEWEST_ROWS = 8  # of a head, to which numbers are fitted
 _OFF_TIMES = 0.05  # of the size of a vector, that another is off
 _PADS = (16, 32, 64, 128)  # to which queries may be padded
-_SOLVED, _FEWEST_MOVED = 64, 8  # rows, at most and at least, of which numbers are computed
-_MOVED, _NEAR_MOVED = 0.9, 6.0  # share of them that are moved, and how near
-_MOST_HEADS, _HEADS_MOVED = 16, 8  # among which these are found, and of which
-_ANY, _ONE_KEY = "another number", 0.8  # weight of a key, at least, whose errors are those of D
-_READ_PAIRS = 2**22  # of queries and keys of all heads, at most, that are read otherwise
+_ROWS_OF_DQ = 8  # of a head
+_MOST_QUERY_HEADS, _OFTENEST = 16, 4  # that count, and how often
+_ABOVE_NOISE, _IN_SPAN = 1.5, 0.1  # of a singular value; and what is left of a row in a space
 
 
 class Held(NamedTuple):
@@ -282,6 +279,171 @@ def _list_lost(back: Backward) -> Iterator[Candidate]:
 _QUERIES_COUNT = {"are left out": -1.0, "count twice": 1.0}
 
 
+def _list_weighed(back: Backward) -> Iterator[Candidate]:
+    """List gradients in which other query heads than those of a key head count, and how often."""
+    for of in (x for x in ("dv", "dk") if x in back.failed):
+        heads = back.gradients[of].heads
+        if max(map(len, heads.values()), default=1) == 1:
+            return
+        some = [x.take(thin(np.arange(len(x.got)), FITTED_ROWS)) for x in back.list_wrong(of)]
+        fitted = {x.rows.at: _fit_times(back, of, x) for x in some}
+        counts = {at: x for at, x in fitted.items() if x is not None}
+        if len(counts) < len(fitted):
+            return
+        if counts:
+            by_first = {heads[at][0]: [*x.items()] for at, x in counts.items()}
+            share_by = partial(_share_by, by_first)
+            yield Candidate(_describe_weights(heads, counts), share=share_by)
+            return
+
+
+def _share_by(weights: Mapping[Index, Shares], heads: Sequence[Index]) -> Shares:
+    return weights.get(heads[0], count_once(heads))
+
+
+def _fit_times(back: Backward, of: str, x: Sampled) -> dict[Index, int] | None:
+    """Fit how often each query head of a batch member counts in a sum over some; 0 is left out."""
+    own = back.gradients[of].heads[x.rows.at]
+    forward = back.gradients[of].forward
+    heads, (n, m, _) = forward.lead[-1], forward.shape
+    few = heads <= _MOST_QUERY_HEADS and heads * n * m <= GROUPED_PAIRS
+    every = [(*own[0][:-1], h) for h in range(heads)] if few else own
+
+    def alone(head: Index) -> Doubles:
+        one = Candidate("", share=lambda _: [(head, 1.0)])
+        return back.predict(one, of, x.rows.at, x.rows.queries)
+
+    size = back.samples[of].unit * row_sizes(x.got)
+    # What each head would give alone, in units of roundings.
+    columns = np.stack([(alone(y) / size).ravel() for y in every], -1)
+    with np.errstate(all="ignore"):
+        got = (x.got / size).ravel()
+    if not np.all(np.isfinite(columns)) or not np.all(np.isfinite(got)):
+        return None
+    fitted = np.linalg.lstsq(columns, got, rcond=None)[0]
+    # Heads count a whole number of times.
+    counts = np.rint(fitted)
+    left = got - columns @ counts
+    if np.max(np.abs(fitted - counts)) > OFF_COUNTS or np.mean(left * left) > _SQUARE:
+        return None
+    if np.any((counts < 0) | (counts > _OFTENEST)):
+        return None
+    return {y: int(c) for y, c in zip(every, counts, strict=True) if c}
+
+
+def _describe_weights(
+    heads: Mapping[Index, Sequence[Index]], counts: Mapping[Index, Mapping[Index, int]]
+) -> str:
+    """Say which query heads count, by their place in each group if that is the same in all."""
+    within = [[x.get(y, 0) for y in heads[at]] for at, x in counts.items()]
+    alone = all({*x} <= {*heads[at]} for at, x in counts.items())
+    if alone and len(counts) == len(heads) and all(x == within[0] for x in within):
+        count = len(within[0])
+        places = {c: np.flatnonzero(np.equal(within[0], c)) for c in _COUNT_AS}
+        words = []
+        for c, these in places.items():
+            if 0 < len(these) < count:
+                which = describe_span(these).replace(" and ", " or ")
+                words.append(f"query heads h with h % {count} = {which} {_COUNT_AS[c]}")
+            elif len(these):
+                words.append(f"all query heads {_COUNT_AS[c]}")
+        return " and ".join(words)
+    at, first = next(iter(counts.items()))
+    more = f" (and {len(counts) - 1} more key heads are wrong)" if len(counts) > 1 else ""
+    which = ", ".join(place(x) + f" ({c} times)" * (c > 1) for x, c in first.items()) or "none"
+    return f"the gradient of key head {place(at)} sums query heads {which}{more}"
+
+
+def _list_regrouped(back: Backward) -> Iterator[Candidate]:
+    """List the backward pass whose query heads use other key heads, or none, by rows of dq."""
+    forward = back.first.forward
+    keys, count = forward.key_heads, forward.lead[-1] if forward.lead else 1
+    if "dq" not in back.failed or not keys or keys == count:
+        return
+    wrong = [x.take(slice(_ROWS_OF_DQ)) for x in back.list_wrong("dq")]
+    for words, saved in (("", False), (", with the weights of the forward pass", True)):
+        used: dict[int, int | None] = {h: h * keys // count for h in range(count)}
+        for x in wrong:
+            (*_, h), off = x.rows.at, [math.inf] * keys
+            for g in range(keys) if np.any(x.got) else ():
+                out = _regroup(back, {h: g}, saved, "dq", x.rows.at, [x.rows.at])
+                z = divide(differ(x.got, out[x.rows.queries]), row_sizes(x.got))
+                off[g] = float(np.sum(np.square(z)))
+            used[h] = int(np.argmin(off)) if min(off) < math.inf else None
+        said = []
+        for to in {*used.values()}:
+            moved = [h for h, g in used.items() if g == to != h * keys // count]
+            name = "no key head" if to is None else f"key head {to}"
+            said += [f"{name} by {name_span('query heads', np.array(moved))}"] if moved else []
+        if said:
+            text = f"in the backward pass a wrong key head is used: {', '.join(said)}{words}"
+            yield Candidate(text, answer=partial(_regroup, back, used, saved))
+
+
+def _regroup(
+    back: Backward,
+    used: Mapping[int, int | None],
+    saved: bool,
+    of: str,
+    index: Index,
+    heads: Sequence[Index],
+) -> Doubles:
+    """Compute a gradient whose query heads use key heads, with weights of these or `saved` ones."""
+    share = back.first.forward.lead[-1] // (back.first.forward.key_heads or 1)
+    *member, first = heads[0]
+    total = np.zeros(back.parts[of].problem.shape[::2])
+    for h, g in used.items():
+        if g is None or (h != first if of == "dq" else g != first // share):
+            continue
+        (held, kept), (other, _) = (back.keep(of, (*member, x)) for x in (h, g * share))
+        own = scan_tile(held.head, slice(0, len(held.head.q)), slice(0, held.head.keys))
+        head = held.head._replace(k=other.head.k, v=other.head.v)
+        again = BackwardHead(head, held.d_out, None)
+        total += compute_gradient(again, kept, of, partial(_put_scores, own if saved else None))
+    return total
+
+
+def _put_scores(saved: Tile | None, tile: Tile) -> Tile:
+    return tile if saved is None else tile._replace(scores=saved.scores)
+
+
+def _list_padded(back: Backward) -> Iterator[Candidate]:
+    """List the backward pass whose sums have rows past the last query, which are not hidden.
+
+    Errors are sums over these rows: a matrix of as many singular values, in the span of no query.
+    """
+    forward, added, past = back.first.forward, dict[tuple[str, Index], Doubles](), set[int]()
+    n, both = forward.shape[0], ("dk", "dv")
+    for of, x in (
+        ((y, x) for y in both for x in back.list_wrong(y)) if {*both} <= {*back.failed} else ()
+    ):
+        heads = back.gradients[of].heads[x.rows.at]
+        error = differ(x.got, back.predict(Candidate(""), of, x.rows.at, x.rows.queries))
+        std = back.samples[of].unit * np.sqrt(np.mean(np.square(row_sizes(x.got)), -1))
+        if not np.all(np.isfinite(error)) or not len(error):
+            return
+        u, sizes, span = np.linalg.svd(error / std[:, None], full_matrices=False)
+        count = int(np.sum(sizes > _ABOVE_NOISE * sum(map(math.sqrt, error.shape))))
+        pad = next((y for y in _PADS if len(heads) * (-n % y) == count), 0)
+        rows = [
+            back.keep(of, y)[0].d_out if of == "dv" else back.keep(of, y)[0].head.q for y in heads
+        ]
+        every = np.concatenate(rows)
+        rest = every - every @ span[:count].T @ span[:count]
+        own = np.sum(rest * rest, -1) < _IN_SPAN**2 * np.sum(every * every, -1)
+        if not 0 < count < min(error.shape) - 2 or not pad or np.any(own):
+            return
+        added[of, x.rows.at] = np.zeros((back.parts[of].problem.shape[0], error.shape[1]))
+        added[of, x.rows.at][x.rows.queries] = std[:, None] * (
+            u[:, :count] * sizes[:count] @ span[:count]
+        )
+        past |= {-n % pad}
+    if len(past) == 1:
+        more = past.pop()
+        text = f"dk and dv also sum {more} rows past the last query of each head, not hidden, "
+        yield Candidate(f"{text}as if {n} queries were padded to {n + more}", added=added)
+
+
 def _list_added_rows(back: Backward) -> Iterator[Candidate]:
     """List gradients to whose rows, in each head, one and the same vector is added."""
     for of in back.failed:
@@ -294,7 +456,8 @@ def _list_added_rows(back: Backward) -> Iterator[Candidate]:
             if len(error) < _FEWEST_ROWS or not np.mean(z * z) < _SQUARE:
                 added = {}
                 break
-            added[of, x.rows.at] = vector
+            shape = back.parts[of].problem.shape[0], len(vector)
+            added[of, x.rows.at] = np.broadcast_to(vector, shape)
         if added:
             rows = back.parts[of].problem.rows
             text = f"the same vector is added to {of} of all {rows} of a head"
@@ -311,119 +474,14 @@ def _describe_added(back: Backward, of: str, added: Mapping[tuple[str, Index], D
         off, count = [], -n % size
         for (_, at), vector in added.items():
             next_head = heads[(heads.index(gradient.heads[at][-1]) + step) % len(heads)]
-            right = np.sum(gradient.derivatives(next_head)[0][:count], 0) - vector
-            off.append(np.max(np.abs(right)) / np.sqrt(np.mean(np.square(vector))))
+            right = np.sum(gradient.derivatives(next_head)[0][:count], 0) - vector[0]
+            off.append(np.max(np.abs(right)) / np.sqrt(np.mean(np.square(vector[0]))))
         if count and max(off) < _OFF_TIMES:
             return (
                 f": the sum of d_out over queries 0 to {count - 1} of the next {words}, as if "
                 f"the last tile of {size} queries ran past query {n - 1}"
             )
     return ""
-
-
-def _list_other_strides(back: Backward) -> Iterator[Candidate]:
-    """List backward passes that read D or lse, or what D is made of, with other strides."""
-    forward = back.first.forward
-    n, m, _ = forward.shape
-    if not forward.lead or forward.lead[-1] == 1 or math.prod(forward.lead) * n * m > _READ_PAIRS:
-        return
-    for (name, called), (words, take) in product(_OF_QUERIES.items(), _STRIDES.items()):
-        read = partial(read_elsewhere, name, partial(_take_turned, forward.lead[-1], take))
-        yield Candidate(f"{called} is read with the strides of {words}", read=read)
-
-
-def _take_turned(heads: int, turn: Callable[[Doubles], Doubles], get: OfHead, at: Index) -> Doubles:
-    """Take numbers of a head from those of all heads, (heads, rows)."""
-    return np.asarray(turn(np.stack([get((*at[:-1], h)) for h in range(heads)]))[at[-1]])
-
-
-_OF_QUERIES = {x: LENT[x] for x in ("delta", "lse")}
-_STRIDES: Mapping[str, Callable[[Doubles], Doubles]] = {
-    "(heads, rows), not (rows, heads)": lambda x: x.T.reshape(x.shape),
-    "(rows, heads), not (heads, rows)": lambda x: x.reshape(x.shape[::-1]).T,
-}
-
-
-def _list_shifted(back: Backward) -> Iterator[Candidate]:
-    """List backward passes that read D or lse of other queries, by its wrong rows of dq."""
-    forward = back.first.forward
-    if "dq" not in back.failed or math.prod(forward.shape[:2]) > _PAIRS:
-        return
-    heads = [*np.ndindex(forward.lead)][:_MOST_HEADS]
-    for name, called in _OF_QUERIES.items():
-        found: dict[Index, tuple[Index, int]] = {}
-        for x in back.list_wrong("dq")[:_HEADS_MOVED]:
-            values, errors = _solve_for(back, name, x)
-            theirs = {y: getattr(back.keep("dq", y)[1], name) for y in heads}
-            near = find_shift(x.rows.queries, values, errors, theirs)
-            if near is None:
-                found = {}
-                break
-            found |= {x.rows.at: near} if near != (x.rows.at, 0) else {}
-        if found:
-            words = ", ".join(
-                f"in head {place(x)} from query {write_shift('i', by)} of head {place(y)}"
-                for x, (y, by) in found.items()
-            )
-            text = f"{called} of query i is read from another query (0 beyond the last): {words}"
-            yield Candidate(text, read=partial(read_elsewhere, name, partial(_take_shifted, found)))
-
-
-def _take_shifted(found: Mapping[Index, tuple[Index, int]], get: OfHead, at: Index) -> Doubles:
-    other, by = found.get(at, (at, 0))
-    return shift_rows(get(other), by)
-
-
-def find_shift(
-    queries: Any, values: Doubles, errors: Doubles, theirs: Mapping[Index, Doubles]
-) -> tuple[Index, int] | None:
-    """Find the head, and how many queries later, of which numbers of some queries are."""
-    known = np.isfinite(errors)
-    if np.sum(known) < max(_FEWEST_MOVED, _MOVED * len(queries)):
-        return None
-    some = thin(np.flatnonzero(known), _SOLVED)
-    i, values, errors = queries[some], values[some], errors[some]
-    best, found = 0.0, None
-    for head, x in theirs.items():
-        padded = np.concatenate([np.zeros(len(x)), x, np.zeros(len(x))])
-        shifts = np.arange(-(len(x) // 2), len(x) // 2 + 1)  # most are not beyond the ends
-        near = np.zeros(len(shifts))
-        for row, value, error in zip(i, values, errors, strict=True):
-            near += np.abs(padded[len(x) + row + shifts] - value) < _NEAR_MOVED * error
-        if near.max() > best:
-            best, found = near.max(), (head, int(shifts[near.argmax()]))
-    return found if best >= _MOVED * len(some) else None
-
-
-def _solve_for(back: Backward, name: str, x: Sampled) -> tuple[Doubles, Doubles]:
-    """Compute D or lse from wrong rows of dq, and their standard deviations.
-
-    These are infinite where no number explains the row.
-    """
-    held, kept = back.keep("dq", x.rows.at)
-    i = x.rows.queries
-    keys = np.arange(held.head.keys)
-    head = Alternative("", back.gradients["dq"].forward).head(x.rows._replace(keys=keys))
-
-    def of_delta(delta: Doubles) -> Doubles:
-        some = Kept(kept.lse[i], delta, kept.top[i])
-        return compute_gradient(BackwardHead(head, held.d_out[i], None), some, "dq")
-
-    delta = kept.delta[i]
-    # Gradients are linear in D and in e^-lse: a row tells the number by least squares.
-    exact, slope = of_delta(delta), of_delta(delta + 1) - of_delta(delta)
-    if name == "lse":
-        exact, slope = 0 * exact, exact
-    size = np.maximum(np.sum(slope * slope, -1), 1e-300)
-    number = np.sum((x.got - exact) * slope, -1) / size
-    std = back.samples["dq"].unit * row_sizes(x.got)
-    left = divide(x.got - exact - number[:, None] * slope, std)
-    error = np.sqrt(np.sum(np.square(slope * std), -1)) / size
-    error = np.where(np.mean(left * left, -1) < _SQUARE, error, math.inf)
-    if name == "delta":
-        return delta + number, error
-    with np.errstate(all="ignore"):
-        return kept.lse[i] - np.log(number), np.where(number > 0, error / number, math.inf)
 
 
 def _list_rounded_scores(back: Backward) -> Iterator[Candidate]:
@@ -452,59 +510,6 @@ def _round_scores(to: Format, by: float, tile: Tile) -> Tile:
     return tile._replace(scores=by * to.round(tile.scores / by))
 
 
-def _list_solved(back: Backward) -> Iterator[Candidate]:
-    """List the backward pass with another D in some rows, those of dq that one number explains."""
-    n, m, _ = back.first.forward.shape
-    if "dq" not in back.failed or n * m > _PAIRS:
-        return
-    problem, found, solved = back.parts["dq"].problem, {}, [np.zeros((8, 0))]
-    for x in back.list_wrong("dq") if problem.shape[2] >= _FEWEST_ROWS else ():
-        values, errors = _solve_for(back, "delta", x)
-        found[x.rows.at] = x.rows.queries, values
-        (held, kept), i = back.keep("dq", x.rows.at), x.rows.queries
-        sinks = score_all(held.head)[i, held.head.keys :] - kept.lse[i, None]
-        of_keys = 1 - np.sum(np.exp(sinks), -1)
-        near = [np.roll(kept.delta, by)[i] for by in (0, 1, -1)]
-        by_sinks, top = [near[0] / of_keys, near[0] * of_keys], np.exp(kept.top - kept.lse)[i]
-        solved.append(np.stack([top, values, errors, *near, *by_sinks]))
-    top, values, errors, *near = np.concatenate(solved, -1)
-    if not len(values) or not np.all(np.isfinite(errors)):
-        return
-    named = _relate(values / errors, near / errors)
-    # Where one key has nearly all of the weight, any error of it is as of another D.
-    if named == _ANY and np.median(top) > _ONE_KEY:
-        return
-    rows = back.samples["dq"]._replace(columns=np.ones(0, bool))  # D is of whole rows
-    where = ", ".join(list_places(problem, rows))
-    text = f"D = d_out . out is {named} in {where or 'all rows'}"
-    yield Candidate(text, read=partial(read_elsewhere, "delta", partial(_take_solved, found)))
-
-
-def _relate(values: Doubles, near: Doubles) -> str:
-    """Say if numbers are 0, those of queries beside theirs, or the right ones times one number."""
-    factor = float(np.sum(near[0] * values) / max(np.sum(near[0] * near[0]), 1e-300))
-    related = {
-        "left out": 0 * values,
-        "that of the query before": near[1],
-        "that of the next query": near[2],
-        f"multiplied by {factor:.3g}": factor * near[0],
-        "divided by 1 - the weight of the sink": near[3],
-        "multiplied by 1 - the weight of the sink": near[4],
-    }
-    for name, x in related.items():
-        if np.mean(np.square(values - x)) < _SQUARE and name != "multiplied by 1":
-            return name
-    return _ANY
-
-
-def _take_solved(found: Mapping[Index, tuple[Any, Doubles]], get: OfHead, at: Index) -> Doubles:
-    """Take numbers that were found for some rows."""
-    numbers: Any = get(at).copy()
-    rows, values = found.get(at, ([], 0.0))
-    numbers[rows] = values
-    return np.asarray(numbers)
-
-
 def _list_rescaled(back: Backward) -> Iterator[Candidate]:
     """List the backward pass with another scale, which is fitted to some wrong rows."""
     forward, one = back.first.forward, Candidate("", len(back.forward))
@@ -527,21 +532,22 @@ def _list_rescaled(back: Backward) -> Iterator[Candidate]:
         yield one._replace(text=f"in the backward pass {words} (lse and out are right)")
 
 
+_COUNT_AS = {0: "are left out", 2: "count twice", 3: "count 3 times", 4: "count 4 times"}
 _SCALES = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # where a fit starts
 _LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
     _list_masked,
-    list_weighed,
+    _list_weighed,
     _list_lost,
     Backward.list_counted,
     _list_rescaled,
-    _list_shifted,
-    _list_other_strides,
+    list_read_elsewhere,
     _list_rounded_scores,
-    list_regrouped,
+    _list_regrouped,
     list_limited,
     list_of_tiles,
     _list_added_rows,
+    _list_padded,
     list_moved_terms,
-    _list_solved,
+    list_other_numbers,
     _list_known,
 )

@@ -14,16 +14,23 @@ import numpy.typing as npt
 from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.problems import Index, Problem
-from ..operators.maps import HeadRule, list_group_rules, list_head_rules, list_heads_read
+from ..operators.maps import (
+    HeadRule,
+    list_group_rules,
+    list_head_rules,
+    list_heads_read,
+    write_shift,
+)
 from .sampled import Alternative, Result, Rows, attend, read_heads, show_band
 from .slips import list_parts
-from .wrong_rows import Sample, differ, divide
+from .wrong_rows import Sample, differ, divide, row_sizes
 
 _HEADS, _ROWS = 32, 8  # that are compared with those of a wrong head, at most
 _NEUTRAL = {"mask": True, "bias": 0.0, "sinks": -math.inf}  # values that change nothing
 _COMPARED_PAIRS = 2**22  # of queries and keys, at most, of masks and biases that are compared
 _MASKS = 64  # of heads, that are looked at
 _LEFT_OF_SUM = 0.1  # of the squared error, at most, that sums of heads leave
+_LEFT_OF_ROWS = 4.0  # mean square of z, at most
 _NO_PART = 0.02  # of a sum of heads, at most
 _MOST_FACTOR = 4.0  # of an output that is added: a larger one is another mistake
 
@@ -170,6 +177,7 @@ def list_other_places(problem: Problem, sample: Sample) -> Iterator[Alternative]
     """List kernels in which what wrong heads hold is from elsewhere, by what they hold."""
     yield from list_other_queries(problem, sample)
     yield from list_summed(problem, sample)
+    yield from _list_mixed_rows(problem, sample)
     yield from list_spilled(problem, sample.wrong)
 
 
@@ -235,6 +243,42 @@ def list_summed(problem: Problem, sample: Sample) -> Iterator[Alternative]:
         )
         text = f"outputs are added: {', '.join(words)}"
         yield Alternative(text, problem, answer=add_up, plain=False, named=True)
+
+
+def _list_mixed_rows(problem: Problem, sample: Sample) -> Iterator[Alternative]:
+    """List the kernel whose rows are sums of their own and of one so many rows later."""
+    given, n = Alternative("", problem).result, problem.shape[0]
+    some = [x.take(np.flatnonzero(x.wrong)[:_ROWS]) for x in sample.heads if x.wrong.any()]
+    if not some or n * problem.shape[1] > _COMPARED_PAIRS:
+        return
+    every = [given(Rows(x.rows.at, np.arange(n), x.rows.keys)).out for x in some]
+    found = []
+    for by in (x for x in range(1 - n, n) if x):
+        kept = [((i := x.rows.queries + by) >= 0) & (i < n) for x in some]
+        if not any(x.any() for x in kept):
+            continue
+        parts = [
+            (e[x.rows.queries[i]], e[x.rows.queries[i] + by], x.got[i])
+            for x, e, i in zip(some, every, kept, strict=True)
+        ]
+        own, other, got = (np.concatenate(x) for x in zip(*parts, strict=True))
+        size = sample.unit * row_sizes(got)
+        columns = np.stack([(own / size).ravel(), (other / size).ravel()], -1)
+        c = np.linalg.lstsq(columns, (got / size).ravel(), rcond=None)[0]
+        off = float(np.mean(np.square((got / size).ravel() - columns @ c)))
+        found.append((off, by, *c.tolist()))
+    off, by, a, b = min(found, default=(math.inf, 0, 0.0, 0.0))
+    if off < _LEFT_OF_ROWS and min(abs(a), abs(b)) > _NO_PART:
+        text = f"row i is {a:.2g} times its own and {b:.2g} times row {write_shift('i', by)}"
+        yield Alternative(text, problem, answer=partial(_mix_rows, problem, by, a, b))
+
+
+def _mix_rows(problem: Problem, by: int, a: float, b: float, rows: Rows) -> Result:
+    given = Alternative("", problem).result
+    own, i = given(rows), rows.queries + by
+    inside = (i >= 0) & (i < problem.shape[0])
+    other = given(rows._replace(queries=np.where(inside, i, rows.queries)))
+    return own._replace(out=np.where(inside[:, None], a * own.out + b * other.out, own.out))
 
 
 def _sum_of_squares(x: Doubles) -> float:

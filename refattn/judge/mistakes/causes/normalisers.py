@@ -13,7 +13,7 @@ from ....arrays.library import Doubles
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...verification.findings import ONLY_IN, Numbers, Suspect
-from ..operators.maps import list_heads_read
+from ..operators.maps import Map, list_heads_read, list_maps, write_shift
 from ..operators.strides import PADDED_TO, list_swaps
 from .alternatives import list_alternatives
 from .places import list_places
@@ -136,6 +136,11 @@ def list_moved_normalisers(
         if apart := -n % size:
             text = f"read {n} by {n} rows, but heads are written {n + apart} rows apart"
             yield text, partial(answer_places, problem, (n + apart).__rdivmod__)
+    turned = (Map(f"{write_shift('@', by)} (cyclically)", partial(np.add, by)) for by in (1, -1))
+    for ends, rules in {"clip": list_maps(n), "wrap": turned}.items():
+        for rule in rules:
+            text = f"that of query {rule.named('i')}"
+            yield text, partial(_take_query, problem, rule, ends)
     for parts in (x for x in PARTS if x < keys):
         size = -(-keys // parts)
         for words, j in (("first", slice(size)), ("last", slice((parts - 1) * size, keys))):
@@ -149,6 +154,11 @@ def list_moved_normalisers(
             yield f"that of {alternative.text.split(' the output of ')[-1]}", alternative.result
         else:
             yield f"computed as if {alternative.text}", alternative.result
+
+
+def _take_query(problem: Problem, rule: Map, ends: Any, rows: Rows) -> Result:
+    queries = np.take(np.arange(problem.shape[0]), rule.of(rows.queries), mode=ends)
+    return Alternative("", problem).result(rows._replace(queries=queries))
 
 
 def _take_part(problem: Problem, j: slice, rows: Rows) -> Result:

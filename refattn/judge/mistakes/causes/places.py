@@ -37,6 +37,9 @@ _ROWS_NAMED = 4  # rows that are named one by one, at most
 _ALL = 0.95  # of the rows, at most, that are a part of them
 _STALE, _FEWEST_STREWN = "never written (stale), or computed from something else", 8  # rows
 _UNLIKE = 0.3  # correlation, at most, of numbers that have nothing to do with the exact ones
+_NO_RELATION = 4.0  # standard deviations of such a correlation, at most
+_UNLIKE_AS_IF = "numbers are unlike the exact ones, as if "
+_UNRELATED = "numbers have nothing to do with the exact ones: "
 _NUMBERS = 256  # at least, by which that is said
 _NEAR_ONE = 0.01  # that a factor differs from 1, at least
 _COLUMNS, _ROWS = 4, 0.05  # columns of a row, and share that factors of rows leave, at most
@@ -183,7 +186,13 @@ def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Ite
         tiles = tiles and (rows[-1] + 1 == n or (rows[-1] + 1) % _TILES[0] == 0) and len(rows) < n
         tail = "the last tile was never written, or its queries were not read"
         what = tail if rows[-1] + 1 == n else f"these tiles were {_STALE}"
-        found = _describe_part(where, got, right, what if tiles else _STALE)
+        found = [*_describe_part(where, got, right, what if tiles else _STALE)]
+        # Columns beside right ones, or rows that are alike in all heads, and of no correlation.
+        sharp = not kept.all() or (
+            (sample.wrong == sample.wrong[:1]).all() and np.ptp(rows) < len(rows)
+        )
+        if sharp and abs(_correlate(got, right)) < _NO_RELATION / math.sqrt(got.size):
+            found = [x.replace(_UNLIKE_AS_IF, _UNRELATED) for x in found]
         yield from (x for x in found if problem.gradient is None or "precision" not in x)
 
 
@@ -264,7 +273,7 @@ def _describe_part(where: str, got: Doubles, right: Doubles, what: str) -> Itera
     elif abs(product / size - 1) > _NEAR_ONE and left < most:
         yield f"{where}: numbers are {product / size:.4g} times as large as they should be"
     elif got.size >= _NUMBERS and abs(_correlate(got, right)) < _UNLIKE:
-        yield f"{where}: numbers are unlike the exact ones, as if {what}"
+        yield f"{where}: {_UNLIKE_AS_IF}{what}"
     else:
         yield from by_rows
 

@@ -78,7 +78,7 @@ _FEATURE_MAPS: Mapping[str, Callable[[Any], Any]] = {  # that are mistaken for o
 }
 _FACTS = re.compile(  # that say what numbers are
     r"all numbers are|times as large|exact row times a number|holds? NaN|see no key|log normaliser|"
-    "the last tile was never|were never written|the exact ones and others"
+    "the last tile was never|were never written|the exact ones and others|with the exact ones:"
 )
 _SURE_ERRORS = 4.0  # by which a size is surely not 0
 _FACTOR_ROWS = 24  # by which a factor of a gradient is sought

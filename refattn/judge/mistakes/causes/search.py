@@ -49,6 +49,7 @@ from .wrong_rows import (
 
 _BEST = 6  # alternatives that are judged by rounding errors
 _OUTPUT_ALONE = "(only the output: lse does not agree)"
+_FEWEST_LSE = 4  # log normalisers: fewer are near to those of some row by chance
 _KEPT = 2**22  # numbers of heads that were read, and are kept
 
 
@@ -101,7 +102,7 @@ def search_causes(
             ),
         )
         judged = [trials.judge(x, profiles, dtype) for x in nearest[:_BEST]]
-        holding = [x for x in judged if x.holds]
+        holding = [x for x in judged if _may_stand(trials, x)]
         if len(holding) > 1:  # rows that were not taken may tell them apart
             holding.sort(key=lambda x: len(find_left(trials, x.alternative, None)[0]))
         if numbers.lse is not None and len(holding) > 1:  # or log normalisers may
@@ -111,11 +112,12 @@ def search_causes(
         if not (any(x.holds and x.is_sure for x in found) or leave_roundings(fits)):
             for listing in trials.list_fitted():
                 fitted = [trials.judge(x, profiles, dtype) for x in trials.explain_all(listing)]
-                if any(x.holds for x in fitted):
-                    found = trials.keep_apart([x for x in fitted if x.holds])
+                if holding := [x for x in fitted if _may_stand(trials, x)]:
+                    found = trials.keep_apart(holding)
                     break
         if not (fits or any(x.holds for x in found)):
             found = [*trials.list_rounded(profile, dtype), *found]
+    several = bool(np.sum(sample.wrong) >= _FEWEST_LSE)
     suspects = []
     for one in found:
         words, of_lse = one.alternative.text, None
@@ -123,7 +125,7 @@ def search_causes(
             of_lse = explain_normalisers(trials, one)
             if of_lse is None and failed != "out":  # what leaves outputs right may change them
                 some = one._replace(everywhere=False)
-                of_lse = explain_normalisers(trials, some, others=False)
+                of_lse = explain_normalisers(trials, some, others=failed == "lse" and several)
                 one = one if of_lse is None else some
             if of_lse is None and failed != "both":
                 continue
@@ -142,6 +144,12 @@ def search_causes(
         if of_sums.holds:
             whole = [suspect_alternative(of_sums.alternative.text, of_sums, trials)]
     return whole or suspects, sample
+
+
+def _may_stand(trials: Trials, one: Explained) -> bool:
+    """Tell whether an alternative holds; if it makes right rows wrong, in all wrong rows."""
+    far = one.holds and not (one.everywhere or one.near)
+    return one.holds and not (far and find_left(trials, one.alternative, None)[0])
 
 
 def leave_roundings(fits: Sequence[Suspect]) -> bool:

@@ -324,14 +324,32 @@ def list_padded(problem: Problem) -> Iterator[Alternative]:
     for size in TILE_SIZES:
         text = f"keys{whose} are padded to a multiple of {size} with scores of 0"
         yield Alternative(text, problem, answer=partial(_add_zeros, problem, size))
+        rest = problem.shape[1] % size
+        if problem.packed is None and 0 < rest < min(size, problem.shape[0]):
+            shown = partial(_cut_last_tile, show_band(problem), size)
+            text = f"the last tile of keys is cut by rows, not columns: queries i with i % {size} "
+            text += f">= {rest} do not see the last {rest} keys"
+            yield Alternative(text, problem, shown)
+            padded = partial(_add_zeros, problem, size, seen=shown)
+            text += f", others {size - rest} more with score 0"
+            yield Alternative(text, problem, answer=padded)
 
 
-def _add_zeros(problem: Problem, size: int, rows: Rows) -> Result:
+def _cut_last_tile(band: Callable[[Place], Seen], size: int, x: Place) -> Seen:
+    rest = x.m % size
+    return np.asarray(band(x) & ((x.i % size < rest) | (x.j < x.m - rest)))
+
+
+def _add_zeros(
+    problem: Problem, size: int, rows: Rows, seen: Callable[[Place], Seen] | None = None
+) -> Result:
     """Add keys with score 0 and value 0 to the end of what the mask shows of each query."""
+    count = -_count_visible(problem, rows) % size
+    if seen is not None:
+        count = np.where(rows.queries % size < problem.shape[1] % size, count, 0)
     with np.errstate(divide="ignore"):
         # log 0 = -inf where the last tile is full: no key is added.
-        more = np.log(-_count_visible(problem, rows) % size)
-    return pad_sum(attend(take_rows(problem, rows)), more)
+        return pad_sum(attend(take_rows(problem, rows, seen)), np.log(count))
 
 
 def _count_visible(problem: Problem, rows: Rows) -> Numbers1D:

@@ -17,7 +17,7 @@ from ...rounding.problems import Index, Problem
 from ...rounding.roundings import Roundings
 from ...rounding.states import TokenArrays, give, is_delta
 from ...verification.findings import ONLY_IN, Finding, Numbers, Suspect, name_heads
-from ..operators.disturbed import list_wrong_states
+from ..operators.disturbed import list_fitted_decays, list_wrong_states
 from ..operators.handed_on import CHUNK_SIZES, list_handed_on
 from ..operators.maps import HeadRule, list_heads_read
 from .places import by_row, describe_factors
@@ -435,8 +435,9 @@ def explain_states(problem: Problem, numbers: Numbers, roundings: Roundings) -> 
             # A state with fewer digits is no other recurrence: its errors are predicted, and must
             # then be as large as those that were found.
             holding.extend(_list_narrow(problem, got, roundings, square))
-        for text, adds in () if holding else list_wrong_states(problem, got, roundings):
-            yield Cause(text, problem, adds=adds)
+        for listing in (list_wrong_states, list_fitted_decays):
+            for text, adds in () if holding else listing(problem, got, roundings):
+                yield Cause(text, problem, adds=adds)
 
     for one in chain(plain, fit()):
         off = 0.0

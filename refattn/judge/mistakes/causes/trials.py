@@ -21,13 +21,15 @@ from ...rounding.softmax import analyse_softmax
 from ...verification.empty_rows import fit_convention
 from ...verification.findings import Numbers, name_number
 from ..defects.catalogue import Mutant
-from ..operators.arrays import list_reads, list_sinks
+from ..operators.arrays import list_reads, list_rings, list_sinks
 from ..operators.classes import (
+    list_merged_more,
+    list_other_weights,
     list_partial_sums,
     list_stale_weights,
     list_weighted_classes,
 )
-from ..operators.columns import list_columns, list_widths
+from ..operators.columns import list_column_factors, list_columns, list_widths
 from ..operators.exponentials import list_powers, list_rounded_by_tiles, list_weights
 from ..operators.intervals import list_intervals, list_lost_parts
 from ..operators.limits import (
@@ -49,7 +51,7 @@ from ..operators.tiles import (
     list_scoped,
 )
 from .alternatives import list_added, list_alternatives, list_families, list_halves
-from .changed_inputs import list_normalised, list_rotated, list_smoothed
+from .changed_inputs import list_mixed_columns, list_normalised, list_rotated, list_smoothed
 from .edited import known_rows, list_edited
 from .fills import STARTS, list_filled, list_fills, rate_fill
 from .fitted import list_counted, list_wrong_tiles, sum_by_tiles
@@ -99,6 +101,7 @@ _TOO_SMALL = 0.04  # mean square of z of a profile that does not say what is rou
 _FAR_FROM_RIGHT = 0.5  # of the size of a row: errors that rounding may make of few rows
 _TOO_SMALL_ALONE = 0.25  # likewise in few rows, which may be wrong in any other way
 _ROWS_OF_POWER = 6  # that are wrong alone: fewer have a power that is near to any mistake
+_SCATTERED = 0.8  # ends of runs of wrong rows, at least, over their number
 _FITTED_FILLS = 3  # ways to hide keys by a number, at most, of which this is fitted
 _OF_TYPE = re.compile(r"(.* are rounded to )(\S+)( .*)")  # a cause of which a type is a part
 _PLAIN_LISTS: tuple[Callable[[Problem], Iterator[Alternative]], ...] = (
@@ -111,6 +114,7 @@ _PLAIN_LISTS: tuple[Callable[[Problem], Iterator[Alternative]], ...] = (
     list_padded,
     list_rotated,
     list_normalised,
+    list_mixed_columns,
     list_weights,
     list_lost_parts,
     list_sinks,
@@ -183,6 +187,11 @@ class Trials:
             for x, y, size in zip(sample.heads, self.given, self.sizes, strict=True)
         ]
         self.rate = partial(rate_limits, sample.unit)
+        # Right rows between wrong ones contradict no cause, which may act in some rows alone.
+        edges = np.sum(sample.wrong[:, 1:] != sample.wrong[:, :-1])
+        self.scattered = not sample.told and edges > max(
+            _SCATTERED * np.sum(sample.wrong), _FIRST_ROWS
+        )
         wrong = [np.flatnonzero(x.wrong) for x in sample.heads]
         # A few rows of the head with most wrong ones, by which most alternatives are left out.
         at = max(range(len(wrong)), key=lambda x: len(wrong[x]), default=0)
@@ -311,10 +320,11 @@ class Trials:
             (problem, x, unit * row_sizes(y))
             for x, y in zip(self.first, self.given_first, strict=True)
         ]
-        if self.sample.told:
+        if self.sample.told or self.scattered:
             lists.append(list_own_keys(problem, every, unit))
         lists += [list_blocks_of_cache(problem, few, unit), list_mask_ends(problem, every, unit)]
         lists += [list_reads(*x) for x in first]
+        lists.append(self.take_nearest(list_rings(problem)))
         lists.append(list_counted(problem, every, columns, length))
         lists.append(list_other_places(problem, self.sample))
         lists += [list_addresses(problem, every, unit), list_widths(problem)]
@@ -322,7 +332,7 @@ class Trials:
         if length:
             lists += [list_reaches(problem, x, self.rate, self.mark_wrong) for x in self.first]
         lists.append(list_own_limits(problem, every, self.rate))
-        for listing in (list_columns, list_partial_sums):
+        for listing in (list_column_factors, list_columns, list_partial_sums):
             lists.append(listing(problem, every, unit))
         for listing in (list_stale_weights, list_crossed_parts):
             lists.append(listing(problem, few, unit))
@@ -333,11 +343,10 @@ class Trials:
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
             rows = known_rows(self.posed) if self.posed.kind in ("scores", "map") else ()
             lists.append(filter(self.changes, list_edited(self.posed, rows)))
-        lists.append(list_spans(problem, every, unit))
-        lists.append(list_few_keys(problem, every, unit))
-        lists.append(list_seen_keys(problem, every, unit, self.about[1]))
-        lists.append(list_weighted_classes(problem, every, unit, self.about[1]))
-        return lists
+        lists += [x(problem, every, unit) for x in (list_spans, list_few_keys)]
+        for listing_by in (list_seen_keys, list_weighted_classes, list_other_weights):
+            lists.append(listing_by(problem, every, unit, self.about[1]))
+        return [*lists, list_merged_more(problem, every, self.about[1])]
 
     def mark_wrong(self, x: Place) -> Seen:
         """Tell which queries are wrong."""
@@ -430,7 +439,7 @@ class Trials:
 
     def judge(self, one: Explained, profiles: Mapping[str, Profile], dtype: str) -> Explained:
         """Tell whether what an alternative leaves is by the roundings of one of the profiles."""
-        if one.likeness < _LIKE or not (one.everywhere or one.near):
+        if one.likeness < _LIKE or not (one.everywhere or one.near or self.scattered):
             return one
         results = {x: one.alternative.result(y.rows) for x, y in enumerate(self.sample.heads)}
         empty = self._find_empty(one.alternative, results)

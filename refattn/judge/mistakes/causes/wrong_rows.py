@@ -444,8 +444,10 @@ def measure_unit(problem: Problem, profile: Profile, dtype: str) -> float:
 
 
 def _spread(places: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
-    """Take so many of the places, of few heads and evenly."""
-    heads = thin(np.unique(places[:, 0]), _HEADS)
+    """Take so many of the places, of few heads, the first two among them, and evenly."""
+    heads = np.unique(places[:, 0])
+    # Evenly spaced heads alone may all be odd.
+    heads = heads if len(heads) <= _HEADS else heads[[0, 1, len(heads) // 2, -1]]
     return np.asarray(thin(places[np.isin(places[:, 0], heads)], most))
 
 

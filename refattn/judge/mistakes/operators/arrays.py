@@ -23,7 +23,7 @@ from ..causes.sampled import (
     take_rows,
 )
 from ..causes.slips import TILE_SIZES, attend_by, score_all
-from ..causes.wrong_rows import Sampled, differ, divide
+from ..causes.wrong_rows import Sampled, differ, divide, thin
 from .maps import Map, Places, list_maps, write_shift
 from .strides import PADDED_TO
 
@@ -44,7 +44,8 @@ _OF_KEYS = {"k": "key", "v": "value", "kv": "key and value"}
 
 def list_reads(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternative]:
     """List arrays read at other places, by the rules that come nearest to some rows."""
-    x, sizes = x.take(slice(_RATED_ROWS)), sizes[:_RATED_ROWS]
+    some = thin(np.arange(len(x.got)), _RATED_ROWS)
+    x, sizes = x.take(some), sizes[some]
     n, m, _ = problem.shape
     maps = [*product(list_maps(max(n, m)), [""])]
     # What begins at the first query may be read as if it began at the first key, and back.
@@ -213,6 +214,27 @@ def _move_scale(
 ) -> Doubles:
     scale = problem.read(index)[called]
     return np.asarray(y / scale * _take_or_zero(scale, of(np.arange(len(y)))))
+
+
+def list_rings(problem: Problem) -> Iterator[Alternative]:
+    """List caches of which later tokens overwrite the first, and slots are seen up to the query."""
+    (n, m, _), (left, _) = problem.shape, problem.window
+    if problem.packed is not None or not (problem.causal or left) or min(n, m) < 2:
+        return
+    for size in sorted({*range(8, m, 8), *([] if left is None else [left + 1])} - {m}):
+        last = np.arange(m)
+        last[:size] += (m - 1 - last[:size]) // size * size
+        ring = _read_rows(problem, "kv", last.__getitem__)
+        text = f"keys and values are kept in a ring of {size} slots, and causal attention goes by "
+        text += (
+            f"the slot: slot j, seen by queries from {write_shift('j', n - m)} on, holds the last "
+        )
+        text += f"token t with t % {size} = j"
+        yield Alternative(text, ring, partial(_show_slots, size))
+
+
+def _show_slots(size: int, x: Place) -> Any:
+    return (x.ahead <= 0) & (x.j < size)
 
 
 def list_row_strides(problem: Problem) -> Iterator[Alternative]:

@@ -3,44 +3,48 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
-from typing import NamedTuple
+from itertools import chain, product
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ....arrays.library import Doubles
 from ....arrays.words import place
-from ...rounding.head import Tile, scan_tile
 from ...rounding.problems import Index, Problem
 from ...rounding.saved import BackwardHead
-from ...verification.findings import describe_span, name_span
+from ...verification.findings import name_span
 from ..causes.backward import (
     Backward,
     Candidate,
-    Shares,
+    HeadPass,
+    Kept,
+    Lookup,
     compute_gradient,
-    count_once,
     list_candidates,
 )
 from ..causes.places import list_places
-from ..causes.sampled import Alternative, Rows, Seen
-from ..causes.slips import TILE_SIZES
+from ..causes.sampled import Alternative, Numbers1D, Rows, Seen
+from ..causes.slips import TILE_SIZES, score_all
 from ..causes.wrong_rows import Sampled, differ, divide, row_sizes, thin
 from .limits import list_own_limits, list_reaches
+from .maps import write_shift
+from .strides import TURNED
 from .tiles import choose_columns, describe_keys
 
-_FITTED_ROWS, _ROWS_OF_DQ = 16, 8  # of a head: to which times are fitted, and of dq
-_MOST_QUERY_HEADS = 16  # of a key head
-_OFTENEST, _OFF_COUNTS = 4, 0.05  # times that one counts, at most, and how near a fit is to it
+FITTED_ROWS = 16  # of a head, to which times are fitted
+OFF_COUNTS = 0.05  # how near a fit is to a count
 _SQUARE = 9.0  # mean square of z, at most, that is left
-_GROUPED_PAIRS = 2**22  # of queries and keys of all heads, at most, that are read otherwise
+GROUPED_PAIRS = 2**22  # of queries and keys of all heads, at most, that are read otherwise
 _MOVED_HEADS, _MOVED_TILES, _SEEN_IN_SUM = 4, 8, 30.0  # at most; and root of a sum of squares of z
 _MOVED_ROWS, _MOVED_COLUMNS = (1, 8, 16, 32, 64, 128), 8  # how far away terms may be, and in steps
-_COUNT_AS = {0: "are left out", 2: "count twice", 3: "count 3 times", 4: "count 4 times"}
 _PAIRS = 2**21  # of queries and keys of a head, at most
 _ROWS, _HEADS, _MOST_TILES = 8, 3, 32  # by which tiles are chosen
+_HEADS_READ, _COLUMNS_OF_D = 16, 8  # among which numbers are found, and by which
+_MOVED, _NEAR_MOVED, _READS_NAMED = 0.9, 6.0, 3  # share of rows that read others, how near; named
+_MOST_STRETCHES, _CHANCE_OF_READS = 16, -20.0  # of a head; log of the chance that numbers are near
+_ANY, _ONE_KEY = "another number", 0.8  # weight of a key, at least, whose errors are those of D
 
 
 def list_limited(back: Backward) -> Iterator[Candidate]:
@@ -92,20 +96,12 @@ def _sum_tiles_of(
     back: Backward, one: Candidate, of: str, x: Sampled, size: int
 ) -> tuple[Doubles, Doubles] | None:
     """Return what a candidate adds to some rows in each tile, and what is to be added."""
-    sums = []
-    for way in (one, Candidate("")):
-        every = [*back.list_factors(way, of, x.rows.at, x.rows.queries)]
-        starts = np.arange(0, every[0][0].shape[1], size) if every else [0]
-        terms = (
-            [weights[:, j : j + size] @ rows[j : j + size] for j in starts]
-            for weights, rows in every
-        )
-        sums.append(sum(map(np.stack, terms)))
-    if np.shape(sums[0]) != np.shape(sums[1]):
+    other, right = (back.sum_tiles(of, x, size, one=y) for y in (one, Candidate("")))
+    if other.shape != right.shape:
         return None
     unit = back.samples[of].unit * row_sizes(x.got)
-    other, right = (y / unit for y in sums)
-    return (other - right).reshape(len(right), -1), (x.got / unit - np.sum(right, 0)).ravel()
+    columns = np.moveaxis((other - right) / unit[..., None], -1, 0)
+    return columns.reshape(len(columns), -1), ((x.got - np.sum(right, -1)) / unit).ravel()
 
 
 def _mix_ways(
@@ -129,59 +125,46 @@ def _mix_ways(
     return np.asarray(total)
 
 
-def list_weighed(back: Backward) -> Iterator[Candidate]:
-    """List gradients in which other query heads than those of a key head count, and how often."""
-    for of in (x for x in ("dv", "dk") if x in back.failed):
-        heads = back.gradients[of].heads
-        if max(map(len, heads.values()), default=1) == 1:
-            return
-        some = [x.take(thin(np.arange(len(x.got)), _FITTED_ROWS)) for x in back.list_wrong(of)]
-        fitted = {x.rows.at: _fit_times(back, of, x) for x in some}
-        counts = {at: x for at, x in fitted.items() if x is not None}
-        if len(counts) < len(fitted):
-            return
-        if counts:
-            by_first = {heads[at][0]: [*x.items()] for at, x in counts.items()}
-            share_by = partial(_share_by, by_first)
-            yield Candidate(_describe_weights(heads, counts), share=share_by)
-            return
-
-
 class _Moved(NamedTuple):
     """How often tiles of keys, or of queries, add to wrong rows what is theirs, and what is not."""
 
     of: str
     size: int
-    by: tuple[int, int]  # how many rows later, and columns, that is which is not theirs
+    by: tuple[int, int, int]  # how many rows, columns and tiles later that is which is not theirs
     own: Doubles
     other: Doubles
 
-    def move(self, terms: Doubles) -> Doubles:
-        """Take the terms (rows, columns, tiles) of other rows and columns; 0 beyond the last."""
-        at = np.arange(len(terms)) + self.by[0]
-        within = (at >= 0) & (at < len(terms))
-        return np.where(within[:, None, None], np.roll(terms, np.negative(self.by), (0, 1)), 0.0)
+    def list_others(self, back: Backward, x: Sampled, i: Any, terms: Doubles) -> Doubles:
+        """Take the terms (rows, columns, tiles) of others for some rows; 0 beyond the last."""
+        if self.by[2]:
+            return back.sum_tiles(self.of, x.take(i), self.size, self.by[2])
+        at = np.arange(len(terms))[i] + self.by[0]
+        within = ((at >= 0) & (at < len(terms)))[:, None, None]
+        return np.where(within, np.roll(terms, -self.by[1], 1)[at % len(terms)], 0.0)
 
 
 def list_moved_terms(back: Backward) -> Iterator[Candidate]:
-    """List gradients to whose wrong rows tiles add what they should add to other rows or columns.
+    """List gradients to whose wrong rows tiles add what they should not.
 
-    Which tiles do, and which add what is theirs, is one linear fit.
+    It is what they should add to other rows or columns, or their weights times rows of another
+    tile. Which tiles do, and which add what is theirs, is one linear fit.
     """
     n, m, _ = back.first.forward.shape
-    few = math.prod(back.first.forward.lead) * n * m <= _GROUPED_PAIRS
+    few = math.prod(back.first.forward.lead) * n * m <= GROUPED_PAIRS
     shown = [x for x in back.failed if few and back.samples[x].wrong.any()]
     for of in sorted(shown, key=lambda x: x != "dq"):
         (length, _, width), some = back.parts[of].problem.shape, _find_columns(back, of)
         tiled = m if of == "dq" else n
-        moves = [(x, 0) for y in _MOVED_ROWS if y < length for x in (y, -y)]
+        moves = [(x, 0, 0) for y in _MOVED_ROWS if y < length for x in (y, -y)]
         if not some.all():
             columns = np.flatnonzero(some)
             first = range(-columns[0], width - columns[-1], _MOVED_COLUMNS)
-            moves += [(0, x) for x in first if x]
+            moves += [(0, x, 0) for x in first if x]
         for size in (x for x in TILE_SIZES[::-1] if 2 <= -(-tiled // x) <= _MOVED_TILES):
-            terms = {x.rows.at: back.sum_tiles(of, x, size) for x in _take_wrong_heads(back, of)}
-            for by in moves:
+            heads = [*_take_wrong_heads(back, of)]
+            terms = {x.rows.at: back.sum_tiles(of, x, size) for x in heads}
+            tiles = range(1, -(-tiled // size))
+            for by in (*moves, *((0, 0, x) for y in tiles for x in (y, -y))):
                 moved = _Moved(of, size, by, np.zeros(0), np.zeros(0))
                 if (found := _fit_moved(back, moved, terms, some)) is not None:
                     answer = partial(_answer_moved, back, found)
@@ -208,10 +191,11 @@ def _fit_moved(
     """Fit how often tiles add their own terms to wrong rows, and those of others."""
     columns, rest = [], []
     for x in _take_wrong_heads(back, moved.of):
-        i = thin(np.flatnonzero(x.wrong), _FITTED_ROWS)
-        got, own = x.got[i][:, some], terms[x.rows.at]
+        i = thin(np.flatnonzero(x.wrong), FITTED_ROWS)
+        got = x.got[i][:, some]
         size = back.samples[moved.of].unit * row_sizes(got)
-        both = np.concatenate([y[i][:, some] for y in (own, moved.move(own))], -1)
+        others = moved.list_others(back, x, i, terms[x.rows.at])
+        both = np.concatenate([y[:, some] for y in (terms[x.rows.at][i], others)], -1)
         columns.append((both / size[..., None]).reshape(-1, both.shape[-1]))
         rest.append((got / size).ravel())
     a, b = np.concatenate(columns), np.concatenate(rest)
@@ -222,7 +206,7 @@ def _fit_moved(
     fitted = np.linalg.lstsq(a[:, known], b - a[:, ~known] @ counts[~known], rcond=None)[0]
     counts[known] = np.rint(fitted)
     own, other = np.split(counts, 2)
-    whole = np.max(np.abs(fitted - counts[known]), initial=0.0) < _OFF_COUNTS
+    whole = np.max(np.abs(fitted - counts[known]), initial=0.0) < OFF_COUNTS
     right = whole and np.all((counts >= 0) & (counts <= 1)) and other.any() and own.any()
     left = b - a @ counts
     return (
@@ -241,7 +225,7 @@ def _answer_moved(
         return right
     every = Sampled(Rows(index, rows, rows), right, None, wrong, wrong)
     terms = back.sum_tiles(of, every, moved.size)
-    added = terms @ moved.own + moved.move(terms) @ moved.other
+    added = terms @ moved.own + moved.list_others(back, every, rows, terms) @ moved.other
     return np.where(wrong[:, None] & _find_columns(back, of), added, right)
 
 
@@ -250,6 +234,10 @@ def _describe_moved(back: Backward, x: _Moved, tiled: int) -> str:
     rows, called = ("queries", "keys") if x.of == "dq" else ("keys", "queries")
     by, kind = (x.by[0], rows) if x.by[0] else (x.by[1], "columns")
     theirs = f"add what they should add to the {kind} {abs(by)} {'later' if by > 0 else 'earlier'}"
+    if by := x.by[2] * x.size:
+        array = {"dq": "k", "dk": "q", "dv": "d_out"}[x.of]
+        theirs = f"add their weights times the rows of {array} {abs(by)} "
+        theirs += f"{'later' if by > 0 else 'earlier'}"
     said = {"are left out": (x.own == 0) & (x.other == 0), theirs: (x.own == 0) & (x.other > 0)}
     said[f"also {theirs}"] = (x.own > 0) & (x.other > 0)
     each = np.arange(tiled) // x.size
@@ -258,111 +246,282 @@ def _describe_moved(back: Backward, x: _Moved, tiled: int) -> str:
     return f"in {x.of}, in the sums of {where}, {' and '.join(words)}"
 
 
-def _share_by(weights: Mapping[Index, Shares], heads: Sequence[Index]) -> Shares:
-    return weights.get(heads[0], count_once(heads))
+_Solved = tuple[Numbers1D, Doubles, Doubles]  # queries, and numbers with errors, (names, queries)
+_Stretch = tuple[int, int, int | None]  # first and last query, place that query 0 reads; None for 0
 
 
-def _fit_times(back: Backward, of: str, x: Sampled) -> dict[Index, int] | None:
-    """Fit how often each query head of a batch member counts in a sum over some; 0 is left out."""
-    own = back.gradients[of].heads[x.rows.at]
-    forward = back.gradients[of].forward
-    heads, (n, m, _) = forward.lead[-1], forward.shape
-    few = heads <= _MOST_QUERY_HEADS and heads * n * m <= _GROUPED_PAIRS
-    every = [(*own[0][:-1], h) for h in range(heads)] if few else own
+class _QueryRead(NamedTuple):
+    """Numbers of queries that may be read at other places of memory, or made of others there."""
 
-    def alone(head: Index) -> Doubles:
-        one = Candidate("", share=lambda _: [(head, 1.0)])
-        return back.predict(one, of, x.rows.at, x.rows.queries)
+    text: str
+    names: tuple[str, ...]  # of "lse" and "delta", which rows of dq tell
+    stored: Sequence[Doubles]  # of each name what lies in memory, (places, columns)
+    times: Callable[[Index], Sequence[Doubles]]  # what queries multiply that by, (n, columns)
 
-    size = back.samples[of].unit * row_sizes(x.got)
-    # What each head would give alone, in units of roundings.
-    columns = np.stack([(alone(y) / size).ravel() for y in every], -1)
+    def values(self, at: Index, i: Numbers1D, places: Numbers1D) -> list[Doubles]:
+        """Return the numbers that queries read at places; 0 beyond the ends."""
+        inside = (places >= 0) & (places < len(self.stored[0]))
+        places = np.where(inside, places, 0)
+        each = zip(self.stored, self.times(at), strict=True)
+        return [np.where(inside, np.sum(x[places] * y[i], -1), 0.0) for x, y in each]
+
+    def find_places(self, at: Index, solved: _Solved) -> Seen:
+        """Tell at which places the numbers of queries are: (queries, places), the last for 0."""
+        i, numbers, errors = solved
+        near = np.ones((len(i), len(self.stored[0]) + 1), bool)
+        for x, y, value, error in zip(self.stored, self.times(at), numbers, errors, strict=True):
+            with np.errstate(invalid="ignore"):
+                every = np.pad(y[i] @ x.T, ((0, 0), (0, 1)))
+                near &= np.abs(every - value[:, None]) < _NEAR_MOVED * error[:, None]
+        return near
+
+
+def _solve_rows(back: Backward, names: Sequence[str], x: Sampled) -> _Solved:
+    """Compute lse, D or both from rows of dq; NaN where no numbers explain a row."""
+    held, kept = back.keep("dq", x.rows.at)
+    i, keys = x.rows.queries, np.arange(held.head.keys)
+    head = Alternative("", back.gradients["dq"].forward).head(x.rows._replace(keys=keys))
+
+    def compute(delta: float) -> Doubles:
+        some = Kept(kept.lse[i], np.full(len(i), delta), kept.top[i])
+        return compute_gradient(BackwardHead(head, held.d_out[i], None), some, "dq")
+
+    # With c = e^(right lse - lse) a row is c (what it is without D) + c D (its slope).
+    without, delta = compute(0.0), kept.delta[i, None]
+    slope, std = compute(1.0) - without, back.samples["dq"].unit * row_sizes(x.got[:, None])[:, 0]
+    terms = {"delta": [slope], "lse": [without + delta * slope], "lse delta": [without, slope]}
+    a = np.stack(terms[" ".join(names)], -1) / std[..., None]
+    b = (x.got - without * ("lse" not in names)) / std
+    normal = np.einsum("nca,ncb->nab", a, a)
+    # Numbers that a row does not tell have large errors.
+    floor = 1e-12 * np.trace(normal, axis1=1, axis2=2) + 1e-300
+    covariance = np.linalg.inv(normal + floor[:, None, None] * np.eye(len(names)))
+    times = np.einsum("nab,ncb,nc->na", covariance, a, b)
+    known = np.mean(np.square(b - np.einsum("nca,na->nc", a, times)), -1) < _SQUARE
     with np.errstate(all="ignore"):
-        got = (x.got / size).ravel()
-    if not np.all(np.isfinite(columns)) or not np.all(np.isfinite(got)):
-        return None
-    fitted = np.linalg.lstsq(columns, got, rcond=None)[0]
-    # Heads count a whole number of times.
-    counts = np.rint(fitted)
-    left = got - columns @ counts
-    if np.max(np.abs(fitted - counts)) > _OFF_COUNTS or np.mean(left * left) > _SQUARE:
-        return None
-    if np.any((counts < 0) | (counts > _OFTENEST)):
-        return None
-    return {y: int(c) for y, c in zip(every, counts, strict=True) if c}
+        c = times[:, 0] if "lse" in names else np.ones(len(i))
+        found = {"lse": kept.lse[i] - np.log(c), "delta": times[:, -1] / c}
+        one, zero = np.ones(len(i)), np.zeros(len(i))
+        slopes = {"lse": [one, zero], "delta": [-found["delta"], one]}
+        slopes = {y: z if len(names) > 1 else [one] for y, z in slopes.items()}
+        errors = [
+            np.sqrt(np.einsum("an,nab,bn->n", slopes[y], covariance, slopes[y])) / np.abs(c)
+            for y in names
+        ]
+    return i, np.where(known, np.stack([found[y] for y in names]), np.nan), np.stack(errors)
 
 
-def _describe_weights(
-    heads: Mapping[Index, Sequence[Index]], counts: Mapping[Index, Mapping[Index, int]]
-) -> str:
-    """Say which query heads count, by their place in each group if that is the same in all."""
-    within = [[x.get(y, 0) for y in heads[at]] for at, x in counts.items()]
-    alone = all({*x} <= {*heads[at]} for at, x in counts.items())
-    if alone and len(counts) == len(heads) and all(x == within[0] for x in within):
-        count = len(within[0])
-        places = {c: np.flatnonzero(np.equal(within[0], c)) for c in _COUNT_AS}
-        words = []
-        for c, these in places.items():
-            if 0 < len(these) < count:
-                which = describe_span(these).replace(" and ", " or ")
-                words.append(f"query heads h with h % {count} = {which} {_COUNT_AS[c]}")
-            elif len(these):
-                words.append(f"all query heads {_COUNT_AS[c]}")
-        return " and ".join(words)
-    at, first = next(iter(counts.items()))
-    more = f" (and {len(counts) - 1} more key heads are wrong)" if len(counts) > 1 else ""
-    which = ", ".join(place(x) + f" ({c} times)" * (c > 1) for x, c in first.items()) or "none"
-    return f"the gradient of key head {place(at)} sums query heads {which}{more}"
-
-
-def list_regrouped(back: Backward) -> Iterator[Candidate]:
-    """List the backward pass whose query heads use other key heads, or none, by rows of dq."""
+def list_read_elsewhere(back: Backward) -> Iterator[Candidate]:
+    """List backward passes that read lse, D or what D is made of elsewhere, by wrong rows of dq."""
     forward = back.first.forward
-    keys, count = forward.key_heads, forward.lead[-1] if forward.lead else 1
-    if "dq" not in back.failed or not keys or keys == count:
+    (n, m, _), heads = forward.shape, math.prod(forward.lead)
+    wrong = back.list_wrong("dq") if "dq" in back.failed else []
+    if not wrong or heads > _HEADS_READ or heads * n * max(n, m) > GROUPED_PAIRS:
         return
-    wrong = [x.take(slice(_ROWS_OF_DQ)) for x in back.list_wrong("dq")]
-    for words, saved in (("", False), (", with the weights of the forward pass", True)):
-        used: dict[int, int | None] = {h: h * keys // count for h in range(count)}
-        for x in wrong:
-            (*_, h), off = x.rows.at, [math.inf] * keys
-            for g in range(keys) if np.any(x.got) else ():
-                out = _regroup(back, {h: g}, saved, "dq", x.rows.at, [x.rows.at])
-                z = divide(differ(x.got, out[x.rows.queries]), row_sizes(x.got))
-                off[g] = float(np.sum(np.square(z)))
-            used[h] = int(np.argmin(off)) if min(off) < math.inf else None
-        said = []
-        for to in {*used.values()}:
-            moved = [h for h, g in used.items() if g == to != h * keys // count]
-            name = "no key head" if to is None else f"key head {to}"
-            said += [f"{name} by {name_span('query heads', np.array(moved))}"] if moved else []
-        if said:
-            text = f"in the backward pass a wrong key head is used: {', '.join(said)}{words}"
-            yield Candidate(text, answer=partial(_regroup, back, used, saved))
+    solved: dict[tuple[str, ...], list[_Solved]] = {}
+    steps = dict.fromkeys((1, forward.lead[-1])) if heads > 1 else [1]
+    for by_token, step in product((False, True), steps):
+        for read in _list_reads(back, by_token):
+            if read.names not in solved:
+                solved[read.names] = [_solve_rows(back, read.names, x) for x in wrong]
+            lost = np.concatenate([np.isnan(y).any(0) for _, y, _ in solved[read.names]])
+            found: dict[Index, list[_Stretch]] = {}
+            for x, y in zip(wrong, solved[read.names], strict=True):
+                if np.mean(lost) > 1 - _MOVED:
+                    break
+                own = forward.number(x.rows.at) * n * (not by_token)
+                near = read.find_places(x.rows.at, y)
+                if not (stretches := _find_stretches(x.rows.queries, near, step, own)):
+                    break
+                found[x.rows.at] = stretches
+            else:
+                if read.names == ("delta",) and all(
+                    z is None for y in found.values() for *_, z in y
+                ):
+                    continue  # D is left out
+                be = "are" if read.names[1:] else "is"
+                text = f"{read.text} {be} read {_describe_read(forward, by_token, step, found)}"
+                yield Candidate(text, read=partial(_take_read, read, step, found))
+                return
 
 
-def _regroup(
-    back: Backward,
-    used: Mapping[int, int | None],
-    saved: bool,
-    of: str,
-    index: Index,
-    heads: Sequence[Index],
-) -> Doubles:
-    """Compute a gradient whose query heads use key heads, with weights of these or `saved` ones."""
-    share = back.first.forward.lead[-1] // (back.first.forward.key_heads or 1)
-    *member, first = heads[0]
-    total = np.zeros(back.parts[of].problem.shape[::2])
-    for h, g in used.items():
-        if g is None or (h != first if of == "dq" else g != first // share):
-            continue
-        (held, kept), (other, _) = (back.keep(of, (*member, x)) for x in (h, g * share))
-        own = scan_tile(held.head, slice(0, len(held.head.q)), slice(0, held.head.keys))
-        head = held.head._replace(k=other.head.k, v=other.head.v)
-        again = BackwardHead(head, held.d_out, None)
-        total += compute_gradient(again, kept, of, partial(_put_scores, own if saved else None))
-    return total
+def _list_reads(back: Backward, by_token: bool) -> Iterator[_QueryRead]:
+    """List what may be read elsewhere: numbers of queries, or rows of d_out or out, to make D."""
+    n, lead = back.first.forward.shape[0], back.first.forward.lead
+    held = {x: back.keep("dq", x) for x in np.ndindex(lead)}
+
+    def lay(of: Callable[[HeadPass], Any]) -> Doubles:
+        """Lay rows of all heads one after another."""
+        every = np.stack([of(x).reshape(n, -1) for x in held.values()]).reshape(*lead, n, -1)
+        every = np.swapaxes(every, -3, -2) if by_token else every
+        return np.asarray(every.reshape(-1, every.shape[-1]))
+
+    one, d = np.ones((n, 1)), "D = d_out . out"
+    lse, delta = lay(lambda x: x[1].lse), lay(lambda x: x[1].delta)
+    yield _QueryRead(d, ("delta",), [delta], lambda at: [one])
+    yield _QueryRead("lse", ("lse",), [lse], lambda at: [one])
+    yield _QueryRead(f"lse and {d}", ("lse", "delta"), [lse, delta], lambda at: [one, one])
+    of_d_out, of_out = lay(lambda x: x[0].d_out), lay(_take_out)
+    yield _QueryRead(f"d_out in {d}", ("delta",), [of_d_out], lambda at: [_take_out(held[at])])
+    yield _QueryRead(f"out in {d}", ("delta",), [of_out], lambda at: [held[at][0].d_out])
 
 
-def _put_scores(saved: Tile | None, tile: Tile) -> Tile:
-    return tile if saved is None else tile._replace(scores=saved.scores)
+def _take_out(x: HeadPass) -> Doubles:
+    assert x[0].out is not None
+    return x[0].out
+
+
+def _find_stretches(queries: Numbers1D, near: Seen, step: int, own: int) -> list[_Stretch]:
+    """Find the longest stretches of queries, each of which reads one place after another.
+
+    None are found if numbers may be near to so many by chance.
+    """
+    known, size = np.flatnonzero(near.any(1)), near.shape[1] - 1
+    if len(known) < _MOVED * len(queries):
+        return []
+    most, found, chance = step * int(queries[-1]), list[_Stretch](), 0.0
+    alive = np.zeros(size + most + 1, bool)
+
+    def place_row(row: int) -> Seen:
+        hits, at = np.zeros_like(alive), most - step * int(queries[row])
+        hits[at : at + size], hits[-1] = near[row, :-1], near[row, -1]
+        return hits
+
+    for row in range(known[0], len(queries)):
+        i, hits = int(queries[row]), place_row(row)
+        later = known[known > row][:2]
+        if np.any(alive & hits):
+            alive &= hits
+        elif found and (not hits.any() or all(np.any(alive & place_row(x)) for x in later)):
+            hits = alive  # the error of the row is larger than errors of others
+        else:
+            chance, alive = chance + math.log(size + most), hits.copy()
+            found.append((i, i, 0))
+        chance += math.log(np.mean(near[row])) if hits is not alive else 0.0
+        starts = np.flatnonzero(alive[:-1]) - most
+        # Of several places the nearest; 0 before all.
+        start = None if alive[-1] else int(starts[np.argmin(np.abs(starts - own))])
+        found[-1] = found[-1][0], i, start
+        if len(found) > _MOST_STRETCHES:
+            return []
+    return found if chance < _CHANCE_OF_READS else []
+
+
+def _take_read(
+    read: _QueryRead, step: int, found: Mapping[Index, Sequence[_Stretch]], look: Lookup, at: Index
+) -> HeadPass:
+    """Take the numbers that queries of a head read elsewhere."""
+    back, kept = look(at)
+    numbers = {x: getattr(kept, x).copy() for x in read.names}
+    for first, last, start in found.get(at, ()):
+        i = np.arange(first, last + 1)
+        places = np.full(len(i), -1) if start is None else start + step * i
+        for x, values in zip(numbers.values(), read.values(at, i, places), strict=True):
+            x[i] = values
+    return back, kept._replace(**numbers)
+
+
+def _describe_read(
+    forward: Problem, by_token: bool, step: int, found: Mapping[Index, Sequence[_Stretch]]
+) -> str:
+    """Say which queries read those of which others, once for heads that are alike."""
+    n, heads = forward.shape[0], forward.lead[-1] if forward.lead else 1
+    said, strides = dict[str, list[Index]](), True
+    for at, stretches in found.items():
+        member, head = divmod(forward.number(at), heads)
+        # As if memory had the other order.
+        turned = member * heads * n + head * (n if by_token else 1)
+        strides &= by_token != (step > 1) and [x for *_, x in stretches] == [turned]
+        words = []
+        long = [x for x in stretches if x[1] > x[0]]  # one row may be near to many
+        for first, last, start in long or stretches:
+            mine = name_span("queries", np.arange(first, last + 1))
+            if start is None:
+                words.append(f"{mine} read 0")
+                continue
+            place_, rest = divmod(start + step * first, heads * n)
+            of_head, i = divmod(rest, heads)[::-1] if by_token else divmod(rest, n)
+            whose = forward.index_of(min(place_ * heads + of_head, math.prod(forward.lead) - 1))
+            of, along = f" of head {place(whose)}" * (whose != at), step == 1 and not by_token
+            if not along or i + last - first >= n:
+                words.append(f"{mine} read every {step} numbers from query {i}{of} on")
+            elif len(long) <= 1 and 2 * (last - first) > n:
+                words.append(f"query i reads that of query {write_shift('i', i - first)}{of}")
+            else:
+                theirs = name_span("queries", np.arange(i, i + last - first + 1))
+                words.append(f"{mine} read those of {theirs}{of}")
+        said.setdefault(", ".join(words), []).append(at)
+    if strides:
+        return f"with the strides of {[*TURNED][not by_token]}"
+    named = [f"{x}{_say_heads(y)}" for x, y in said.items()] if len(said) > 1 else [*said]
+    more = f" and so on ({len(named) - _READS_NAMED} more)" * (len(named) > _READS_NAMED)
+    return f"elsewhere: {', '.join(named[:_READS_NAMED])}{more}"
+
+
+def _say_heads(heads: Sequence[Index]) -> str:
+    return f" in head {place(heads[0])}{f' and {len(heads) - 1} more' * (len(heads) > 1)}"
+
+
+def list_other_numbers(back: Backward) -> Iterator[Candidate]:
+    """List the backward pass with another D in some rows, those of dq that one number explains."""
+    (n, m, _), of_dq = back.first.forward.shape, "dq" in back.failed
+    wrong = back.list_wrong("dq") if of_dq and n * m <= _PAIRS else []
+    if not wrong or wrong[0].got.shape[1] < _COLUMNS_OF_D:
+        return
+    solved, about = {}, []
+    for x in wrong:
+        i, values, errors = _solve_rows(back, ("delta",), x)
+        held, kept = back.keep("dq", x.rows.at)
+        solved[x.rows.at] = i, values[0]
+        sinks = np.exp(score_all(held.head)[i, held.head.keys :] - kept.lse[i, None])
+        top, made = np.exp(kept.top - kept.lse)[i], [held.d_out[i], _take_out((held, kept))[i]]
+        about.append([values[0], errors[0], kept.delta[i], 1 - np.sum(sinks, -1), top, *made])
+    every = [np.concatenate(x) for x in zip(*about, strict=True)]
+    values, errors, right, of_keys, top, *made = every
+    if not np.all(np.isfinite(values)):
+        return
+    named = _relate(values, errors, (right, of_keys), made)
+    # Where one key has nearly all of the weight, any error of it is as of another D.
+    if named == _ANY and np.median(top) > _ONE_KEY:
+        return
+    columns = back.samples["dq"]._replace(columns=np.ones(0, bool))  # D is of whole rows
+    where = ", ".join(list_places(back.parts["dq"].problem, columns)) or "all rows"
+    read = partial(_take_solved, solved)
+    yield Candidate(f"D = d_out . out is {named} in {where}", read=read)
+
+
+def _relate(
+    values: Doubles, errors: Doubles, about: tuple[Doubles, Doubles], made: Sequence[Doubles]
+) -> str:
+    """Say how numbers come from the right ones and weights of keys, or sums of which products."""
+    (right, of_keys), (d_out, out) = about, made
+    size = max(float(np.sum(np.square(right / errors))), 1e-300)
+    factor = float(np.sum(right * values / np.square(errors))) / size
+    related = {
+        "left out": 0 * errors,
+        f"multiplied by {factor:.3g}": factor * right,
+        "divided by 1 - the weight of the sink": right / of_keys,
+        "multiplied by 1 - the weight of the sink": right * of_keys,
+        "the sum of out": np.sum(out, -1),
+        "the sum of d_out": np.sum(d_out, -1),
+        "out . out": np.sum(out * out, -1),
+        "d_out . d_out": np.sum(d_out * d_out, -1),
+    }
+    if len(values) > 2 * out.shape[1]:
+        sums = d_out * out / errors[:, None]
+        kept = np.linalg.lstsq(sums, values / errors, rcond=None)[0] > 0.5
+        span = name_span("columns", np.flatnonzero(kept)) if kept.any() else ""
+        related[f"the sum over {span} alone"] = np.sum(d_out * out * kept, -1)
+    for name, x in related.items():
+        if np.mean(np.square((values - x) / errors)) < _SQUARE and name != "multiplied by 1":
+            return name
+    return _ANY
+
+
+def _take_solved(solved: Mapping[Index, tuple[Any, Doubles]], look: Lookup, at: Index) -> HeadPass:
+    """Take numbers D that were found for some rows."""
+    back, kept = look(at)
+    delta = kept.delta.copy()
+    rows, values = solved.get(at, ([], 0.0))
+    delta[rows] = values
+    return back, kept._replace(delta=delta)

@@ -24,6 +24,7 @@ _ROWS_OF_CLASS, _HEADS_OF_CLASS = 32, 4
 _FEWEST_ROWS, _MOST_HEADS = 2, 64  # the same of many heads
 _LEFT_BY_CLASSES = 4.0  # mean square of z, at most
 _NO_SUM = 1e-9  # of the weights
+_LEAST_SHARE, _FEWEST_MERGED = 1e-3, 6  # of all weights that a part has, and rows that tell it
 
 KeyClass = npt.NDArray[np.bool_]
 
@@ -183,3 +184,90 @@ def _attend_by_factors(
     got = numbers.out(rows.at)[rows.queries]
     exact, out, _ = _fit_factors(problem, keys, rows, got)
     return exact._replace(out=out) if rows.at in heads else exact
+
+
+def list_other_weights(
+    problem: Problem, wrong: Sequence[Sampled], unit: float, numbers: Numbers
+) -> Iterator[Alternative]:
+    """List the kernel that has other weights for keys one after another, in each wrong row."""
+    (_, m, d), heads = problem.shape, [x.rows.at for x in wrong]
+    some = [x.take(thin(np.arange(len(x.got)), _FEWEST_ROWS)) for x in thin(wrong, _HEADS_OF_CLASS)]
+    for size in (x for x in TILE_SIZES[::-1] if 2 * x <= d and x < m) if some else ():
+        for first in range(0, m, size):
+            keys = slice(first, min(first + size, m))
+            if not any(_rate_weights(problem, keys, x, unit) > _LEFT_BY_CLASSES for x in some):
+                text = (
+                    f"weights of keys {keys.start} to {keys.stop - 1} are others in each wrong row"
+                )
+                answer = partial(_attend_by_weights, problem, keys, heads, numbers)
+                yield Alternative(text, problem, answer=answer)
+
+
+def _rate_weights(problem: Problem, keys: slice, x: Sampled, unit: float) -> float:
+    """Return the mean square of z that is left by weights of some keys, over the rest of a row."""
+    _, out = _fit_other_weights(problem, keys, x.rows, x.got)
+    free = 1 - (keys.stop - keys.start) / x.got.shape[1]
+    return float(np.mean(np.square((x.got - out) / (unit * row_sizes(x.got)))) / free)
+
+
+def _fit_other_weights(
+    problem: Problem, keys: slice, rows: Rows, got: Doubles
+) -> tuple[Result, Doubles]:
+    """Fit weights of some keys to each row, which is 0 times their sum, and no less than 0."""
+    head = take_rows(problem, rows)
+    exact, v = attend(head), head.v[keys]
+    w = weigh_keys(head, exact.lse)[:, keys]
+    rest, out = exact.out - w @ v, exact.out.copy()
+    left = 1 - np.sum(w, -1)
+    for r in range(len(got)):
+        off = left[r] * got[r] - rest[r]
+        c = np.maximum(np.linalg.lstsq((v - got[r]).T, off, rcond=1e-9)[0], 0.0)
+        out[r] = (rest[r] + c @ v) / max(left[r] + np.sum(c), _NO_SUM)
+    return exact, out
+
+
+def _attend_by_weights(
+    problem: Problem, keys: slice, heads: Sequence[object], numbers: Numbers, rows: Rows
+) -> Result:
+    exact, out = _fit_other_weights(problem, keys, rows, numbers.out(rows.at)[rows.queries])
+    return exact._replace(out=out) if rows.at in heads else exact
+
+
+def list_merged_more(
+    problem: Problem, wrong: Sequence[Sampled], numbers: Numbers
+) -> Iterator[Alternative]:
+    """List the kernel that merges one more part, as out and lse tell it: it is like values are."""
+    shares, strange, given = list[Doubles](), True, Alternative("", problem).result
+    for x in wrong:
+        exact, values = given(x.rows), problem.read(x.rows.at)["v"]
+        if x.lse is None:
+            return
+        share = -np.expm1(exact.lse - x.lse)
+        part = (x.got - (1 - share)[:, None] * exact.out) / share[:, None]
+        most = np.max(np.abs(values), initial=0.0)
+        if not (np.all(share > _LEAST_SHARE) and np.all(np.abs(part) < most)):
+            return
+        shares.append(share)
+        seen = values[_list_seen(problem, x.rows)]
+        rest = part.T - seen.T @ np.linalg.lstsq(seen.T, part.T, rcond=None)[0]
+        strange &= bool(np.all(np.linalg.norm(rest, axis=0) > np.linalg.norm(part, axis=1) / 10))
+    if sum(map(len, shares)) >= _FEWEST_MERGED:
+        least, most = (f(np.concatenate(shares)) for f in (np.min, np.max))
+        text = f"another part, with {least:.2g} to {most:.2g} of the sum of all weights, is merged"
+        text += ": its numbers are not from the keys" if strange else ", or some keys weigh more"
+        yield Alternative(text, problem, answer=partial(_take_given, problem, wrong, numbers))
+
+
+def _list_seen(problem: Problem, rows: Rows) -> Any:
+    mask = take_rows(problem, rows).mask
+    return slice(None) if mask is None else mask.any(0)
+
+
+def _take_given(problem: Problem, wrong: Sequence[Sampled], numbers: Numbers, rows: Rows) -> Result:
+    exact, lse = attend(take_rows(problem, rows)), numbers.lse
+    of_head = [x.rows.queries for x in wrong if x.rows.at == rows.at]
+    some = np.isin(rows.queries, np.concatenate([*of_head, np.zeros(0, int)]))
+    assert lse is not None
+    got, sums = numbers.out(rows.at)[rows.queries], lse(rows.at)[rows.queries]
+    out = np.where(some[:, None], got, exact.out)
+    return exact._replace(out=out, lse=np.where(some, sums, exact.lse))

@@ -14,13 +14,13 @@ from ....arrays.words import place
 from ...rounding.problems import Index, Problem
 from ..causes.sampled import Alternative, take_rows
 from ..causes.slips import weigh_keys
-from ..causes.wrong_rows import Sampled, differ, divide, row_sizes, thin
+from ..causes.wrong_rows import Sampled, differ, divide, finite, row_sizes, thin
 from .strides import PADDED_TO, PLURALS
 
 Sources = npt.NDArray[np.int64]
 _ROWS, _FEWEST_ROWS, _HEADS = 8, 4, 32  # by which columns are known; and heads, at most
 _MOST_OFF = 4.0  # mean square of z of a column
-_COLUMNS_NAMED = 3
+_COLUMNS_NAMED, _NO_COLUMN = 3, 0.01  # and factors that are 0 or 1
 
 
 def list_columns(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Iterator[Alternative]:
@@ -48,6 +48,42 @@ def list_columns(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Ite
     if words := _name_columns(problem, read, heads):
         moved = problem.replaced("v", partial(_take_columns, problem, read, heads))
         yield Alternative(f"values have the columns of others: {words}", moved)
+
+
+def list_column_factors(
+    problem: Problem, wrong: Sequence[Sampled], unit: float
+) -> Iterator[Alternative]:
+    """List the kernel whose output has a factor of its own in each column, and perhaps head."""
+    rows, d = max(_ROWS // max(len(wrong), 1), 2 * _FEWEST_ROWS), problem.shape[-1]
+    some = [x.take(thin(np.arange(len(x.got)), rows)) for x in wrong]
+    exact = {x.rows.at: Alternative("", problem).result(x.rows).out for x in some}
+    for axes in (0, len(problem.lead)):
+        found: dict[Index, Doubles] = {}
+        for at in dict.fromkeys(x.rows.at[:axes] for x in some):
+            heads = [x for x in some if x.rows.at[:axes] == at]
+            got = np.concatenate([x.got for x in heads])
+            own = np.concatenate([exact[x.rows.at] for x in heads])
+            size = unit * row_sizes(got)
+            slope = finite(own / size)
+            found[at] = np.sum(finite(got / size) * slope, 0) / np.sum(slope**2, 0)
+            off = np.mean(np.square(divide(differ(got, found[at] * own), size)), 0)
+            if len(got) < 2 * _FEWEST_ROWS or not np.max(off) < _MOST_OFF:
+                break
+        else:
+            at, by = next(iter(found.items()), ((), np.ones(d)))
+            if np.any(np.abs(by) < _NO_COLUMN):  # never written
+                return
+            each = [f"{c:.3g} (column {x})" for x, c in enumerate(by) if abs(c - 1) > _NO_COLUMN]
+            text = "columns of values, or of the output, have factors of their own: "
+            text += ", ".join(each[:_COLUMNS_NAMED]) + " and so on" * (len(each) > _COLUMNS_NAMED)
+            text += f" in head {place(at)}" * bool(at)
+            scale = partial(_scale_columns, found, axes)
+            yield Alternative(text, problem.replaced("v", scale), named=axes > 0)
+            return
+
+
+def _scale_columns(factors: Mapping[Index, Doubles], axes: int, at: Index, x: Doubles) -> Doubles:
+    return np.asarray(x * factors.get(at[:axes], 1.0))
 
 
 def _take_values(problem: Problem, of: Index, at: Index) -> Doubles:

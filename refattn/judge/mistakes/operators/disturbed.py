@@ -8,7 +8,7 @@ decays of tokens, one number each, and then fewer numbers :math:`\Delta` than er
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ _ROWS_OF_STATE = 1.5  # times its size, that more rows tell it
 _AS_OFTEN = 0.02  # by which a chunk counts once
 _MOST_NUMBERS = 2**23  # of the states before all tokens
 _FIRST_READ, _MOST_HEADS = 8, 16  # rows by which states are left out; heads whose states are tried
+_STEPS_OF_DECAYS = 16  # of a fit
 _FEWEST_COLUMNS, _SURE = 8, 5.0  # to which a decay is fitted; standard deviations it is off
 
 
@@ -340,3 +341,95 @@ def _say_times(c: Doubles, what: str) -> str:
         return f"{low} times that of {what}"
     columns = name_span("columns", np.flatnonzero(np.abs(c - 1) > _AS_OFTEN))
     return f"{low} to {high} times that of {what}, by column ({columns})"
+
+
+_OtherDecays = Callable[[Doubles], Doubles]  # of log decays, by numbers (..., count)
+
+
+def list_fitted_decays(
+    problem: Problem, got: Mapping[Index, Doubles], roundings: Roundings
+) -> Iterator[tuple[str, Added]]:
+    """List what is added to results by other decays of columns: numbers that are fitted."""
+    for words, make in _FITTED_DECAYS.items():
+        added, said = dict[Index, Doubles](), list[str]()
+        for index, out in got.items() if problem.of == "out" else ():
+            g: Doubles = np.asarray(problem.read(index)["log_decay"], np.float64)
+            if g.shape[-1] < 2 or np.any(g > 0) or not np.any(g):
+                break
+            start, change = make(g)
+            fitted = _fit_by_column(problem, index, out, (start, change), roundings)
+            if fitted is None:
+                break
+            numbers, added[index] = fitted
+            low, high = (f"{y:.3g}" for y in (np.min(numbers), np.max(numbers)))
+            said.append(f"{words}: {low} to {high} in head {place(index)}")
+        if len(said) == len(got):
+            yield (
+                said[0] + f" and {len(said) - 1} more" * (len(said) > 1),
+                partial(_take_added, added),
+            )
+            return
+
+
+def _multiply_columns(g: Doubles) -> tuple[Doubles, _OtherDecays]:
+    return np.ones(g.shape[-1]), lambda t: g * t[..., None, :]
+
+
+def _move_gate_biases(g: Doubles) -> tuple[Doubles, _OtherDecays]:
+    """Add numbers to x of gates; the last number is log A."""
+
+    def change(t: Doubles) -> Doubles:
+        size = np.exp(t[..., None, -1:])
+        with np.errstate(divide="ignore"):  # tokens that do not decay
+            inner = np.log(np.expm1(np.minimum(-g / size, 300.0))) + t[..., None, :-1]
+        return np.asarray(-size * np.logaddexp(0.0, inner))
+
+    return np.append(np.zeros(g.shape[-1]), math.log(np.mean(-g))), change
+
+
+_FITTED_DECAYS: Mapping[str, Callable[[Doubles], tuple[Doubles, _OtherDecays]]] = {
+    "log decays are multiplied by a number of each column": _multiply_columns,
+    "the gate has another bias in each column, if log decays are -A softplus(x + bias)": (
+        _move_gate_biases
+    ),
+}
+
+
+def _fit_by_column(
+    problem: Problem,
+    index: Index,
+    out: Doubles,
+    about: tuple[Doubles, _OtherDecays],
+    roundings: Roundings,
+) -> tuple[Doubles, Doubles] | None:
+    """Fit numbers of columns by Gauss and Newton; return them, and what they add to a result."""
+    (numbers, change), x = about, problem.read(index)
+    left, std = _find_errors(problem, index, out, roundings)
+    count, width = len(numbers), x["initial_state"].shape[1]
+    if count * out.size * width > _MOST_NUMBERS or out.size < 4 * count:
+        return None
+
+    def run(t: Doubles) -> Doubles:
+        y = {z: np.broadcast_to(w, (len(t), *w.shape)) for z, w in x.items() if np.ndim(w) > 1}
+        y = {**x, **y, "log_decay": change(t)}
+        tokens = steps_of(y, problem.scale)
+        return np.asarray(recur(tokens, y["initial_state"], bool(x.get("before")), np)[0])
+
+    here, far, steps = run(numbers[None])[0], math.inf, np.eye(count) / 2**13
+    for _ in range(_STEPS_OF_DECAYS):
+        a = ((run(numbers + steps) - here) / std).reshape(count, -1).T * 2**13
+        b = ((out - here) / std).ravel()
+        if not (np.all(np.isfinite(a)) and np.all(np.isfinite(b))):
+            return None
+        move = np.clip(np.linalg.lstsq(a, b, rcond=1e-8)[0], -1.0, 1.0)
+        tried = numbers + np.array([[1.0], [0.5], [0.1]]) * move
+        with np.errstate(all="ignore"):
+            results = run(tried)
+            squares = np.mean(np.square((out - results) / std), (1, 2))
+        best = int(np.argmin(np.where(np.isfinite(squares), squares, math.inf)))
+        numbers, here, far, last = tried[best], results[best], float(squares[best]), far
+        if far < _SQUARE:
+            return numbers[: x["log_decay"].shape[-1]], here - (out - left)
+        if far >= last:
+            return None
+    return None

@@ -56,12 +56,28 @@ _READ_OF = {
 }
 
 
+def _sum_from_key(g: Doubles) -> Doubles:
+    return g[:, :, None] - g[:, None]
+
+
 # By sums of log decays from the start of a chunk: what its queries multiply the state before it by.
 _READ_WITH: Mapping[str, Callable[[Doubles], Doubles]] = {
     "that of its first token": lambda g: g[:, :1],
     "that of the whole chunk": lambda g: g[:, -1:],
     "that of the token before": lambda g: np.pad(g, ((0, 0), (1, 0), (0, 0)))[:, :-1],
     "left out": lambda g: 0 * g,
+}
+# By sums of log decays from the start of chunks, (chunks, c, d or 1): the exponents of what pairs
+# of tokens are multiplied by, (chunks, queries, keys, d or 1), and whether later keys count, too.
+_WITHIN_CHUNKS: Mapping[str, tuple[Callable[[Doubles], Any], bool]] = {
+    "without decay": (lambda g: 0.0, False),
+    "with twice the decay": (lambda g: 2 * _sum_from_key(g), False),
+    "with the decay up to the token before the query": (
+        lambda g: _sum_from_key(g) - np.diff(g, axis=1, prepend=0)[:, :, None],
+        False,
+    ),
+    "and later ones without decay": (lambda g: np.minimum(_sum_from_key(g), 0.0), True),
+    "and later ones with decay^(i - j)": (_sum_from_key, True),
 }
 
 
@@ -80,6 +96,9 @@ def list_handed_on(problem: Problem) -> Iterator[tuple[str, Added]]:
         for words, decay in reads.items():
             text = f"a query reads the state before its chunk of {size}, but its decay is {words}"
             yield text, partial(_read_late, problem, size, 0, decay)
+        for words, way in _WITHIN_CHUNKS.items() if reads else ():
+            text = f"a query reads tokens of its chunk of {size} {words}"
+            yield text, partial(_read_chunk_within, problem, size, *way)
         by_column = decays[0].shape[-1] == 1 and size >= max(d, d_v)
         wrong = {**_PASSED, **(_BY_COLUMN if by_column else {})} if np.any(decays) else {}
         for text, change in wrong.items():
@@ -104,6 +123,31 @@ def _read_late(
     sums = np.cumsum(tokens.log_decay, -2)
     right, other = (tokens.q * np.exp(g) for g in (sums, change(sums)))
     return np.concatenate([*(other @ every[moved] - right @ every[:-2])])[: len(x["q"])]
+
+
+def _read_chunk_within(
+    problem: Problem, size: int, exponents: Callable[[Doubles], Any], later: bool, index: Index
+) -> Doubles:
+    """Let queries read what tokens of their chunk write with other decays; states are right."""
+    x = problem.read(index)
+    steps = steps_of(x, problem.scale)
+    cut = steps.cut(size, np)
+    written = [(cut.k, cut.v)]
+    if steps.a is not None:
+        removed = recur(steps._replace(q=steps.b), x["initial_state"], True, np)[0]
+        written.append((cut.a, steps._replace(v=removed).cut(size, np).v))
+    g, seen = np.cumsum(cut.log_decay, -2), np.tri(size, dtype=bool)[:, :, None]
+    right, other = np.where(seen, _sum_from_key(g), -np.inf), exponents(g) + 0 * _sum_from_key(g)
+    with np.errstate(over="ignore"):
+        factors = np.exp(other if later else np.where(seen, other, -np.inf)) - np.exp(right)
+    total: Any = 0.0
+    for k, v in written:
+        if factors.shape[-1] == 1:
+            pairs = cut.q @ np.swapaxes(k, -1, -2) * factors[..., 0]
+        else:
+            pairs = np.einsum("nid,njd,nijd->nij", cut.q, k, factors, optimize=True)
+        total = total + pairs @ v
+    return np.concatenate([*total])[: len(x["q"])]
 
 
 def _pass_on(problem: Problem, size: int, change: Pass, first: int, index: Index) -> Doubles:

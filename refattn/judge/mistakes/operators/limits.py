@@ -57,7 +57,7 @@ def _rate_cuts(
 
 
 def list_windows(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternative]:
-    """List the window, in the place of causal attention or of another, that fits a few rows.
+    """List the window, or the gap, in the place of causal attention that fits a few rows.
 
     Keys are counted from the one that is level with a query: its window is then the interval by
     which all rows are nearest.
@@ -75,8 +75,16 @@ def list_windows(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alter
     own = 2 ** (max(m, n) - 1).bit_length()  # the place of the key that is level
     placed = np.zeros((len(level), 2 * own, terms.shape[-1]))
     placed[np.arange(len(level))[:, None], own + np.arange(m) - level] = terms[:, :m]
-    sums = np.pad(np.cumsum(placed, 1), ((0, 0), (1, 0), (0, 0)))
-    _, j = find_interval(np.sum(terms[:, m:], 1), sums, x.got, sizes)
+    sums, beside = np.pad(np.cumsum(placed, 1), ((0, 0), (1, 0), (0, 0))), np.sum(terms[:, m:], 1)
+    for words, last in {"": 2 * own, " up to its own": own + 1}.items():
+        cut = np.minimum(np.arange(2 * own + 1), last)
+        _, j = find_interval(beside + sums[:, last], -sums[:, cut], x.got, sizes)
+        gap = j.start - own, j.stop - 1 - own
+        text = f"query i sees all keys{words} but {write_shift('i', gap[0] + m - n)}"
+        text += f" to {write_shift('i', gap[1] + m - n)}" * (gap[1] > gap[0])
+        if 0 < j.start < j.stop < last:  # else it is no gap
+            yield Alternative(text, problem, partial(_show_around, last - own, *gap))
+    _, j = find_interval(beside, sums, x.got, sizes)
     left, right = (None if j.start == 0 else own - j.start), j.stop - 1 - own
     until = None if j.stop == 2 * own else right
     if (left, until) in ((None, None), problem.window):
@@ -94,6 +102,10 @@ def list_windows(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alter
         text = f"there is a window of {left} keys to {both}"
     window = partial(_show_window, -math.inf if left is None else -left, until)
     yield Alternative(text, problem, window)
+
+
+def _show_around(stop: int, first: int, last: int, x: Place) -> Seen:
+    return np.asarray((x.ahead < stop) & ((x.ahead < first) | (x.ahead > last)))
 
 
 def _show_window(first: float, last: float | None, x: Place) -> Seen:

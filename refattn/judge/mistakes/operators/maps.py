@@ -17,6 +17,7 @@ Places = npt.NDArray[np.int64]
 HeadRule = Callable[[Index], Any]  # the index of a head that another reads; None for nothing
 _POWERS = (2, 4, 8, 16, 32, 64, 128, 256)
 _GROUPS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16)  # query heads that may share a key head
+_BLOCKS_AS_ONE = (2, 3, 4, 8)  # blocks that may be taken for one
 _NAMED_ONE_BY_ONE = 4  # that are named one by one
 
 
@@ -51,6 +52,9 @@ def list_maps(most: int) -> Iterator[Map]:
         for size in (x for x in sizes if x < most):
             yield Map(text.format(s=size, t=size - 1), partial(_apply, rule, size))
     for block in (x for x in _POWERS if 4 <= x < most):
+        for share in (x for x in _BLOCKS_AS_ONE if block * x < most):
+            text = f"{block} (@ // {block * share}) + @ % {block}"
+            yield Map(text, partial(_share_blocks, block, share))
         for rows in (x for x in _POWERS if x * x <= block * 8 and 2 * x <= block):
             # As if the places of a block were written by columns, and read by rows.
             order = np.arange(block).reshape(rows, -1).T.ravel()
@@ -61,6 +65,10 @@ def list_maps(most: int) -> Iterator[Map]:
 
 def _apply(rule: Callable[[Places, int], Places], size: int, x: Places) -> Places:
     return rule(x, size)
+
+
+def _share_blocks(block: int, share: int, x: Places) -> Places:
+    return np.asarray(x // (block * share) * block + x % block)
 
 
 def _permute(order: Places, x: Places) -> Places:

@@ -41,11 +41,13 @@ def list_own_keys(problem: Problem, wrong: Sequence[Sampled], unit: float) -> It
     Hidden keys may be seen, too.
     """
     ways: dict[str, dict[tuple[Index, int], _OwnKey]] = {}
+    rows = 0
     for x in wrong:
         (exact, p, v), mask = _weigh_all(problem, x.rows), take_rows(problem, x.rows).mask
         mask = np.ones(p.shape, bool) if mask is None else mask
         size = unit * row_sizes(exact.out)
         for r, query in enumerate(x.rows.queries.tolist()):
+            rows += 1
             rate = partial(_rate, x.got[r], size[r])
             before = max(float(rate(exact.out[r])), 1e-300)
             for words, tries, keys in _list_ways(rate, exact.out[r], p[r], v, mask[r]):
@@ -55,15 +57,16 @@ def list_own_keys(problem: Problem, wrong: Sequence[Sampled], unit: float) -> It
                     continue
                 if tries * (best.off / before) ** (v.shape[1] / 2) < _BY_CHANCE:
                     ways.setdefault(words, {})[x.rows.at, query] = best
-    rows = sum(len(x.got) for x in wrong)
+            ways = {words: found for words, found in ways.items() if len(found) == rows}
+            if not ways:
+                return
     for words, found in ways.items():
-        if len(found) == rows:
-            names = [f"{x.name} in query {at[1]}" for at, x in found.items()]
-            every = {x.name for x in found.values()}  # one key may be that of all
-            text = ", ".join(names[:_FIRST_NAMED] if len(every) > 1 else every)
-            text += " and so on" * (len(every) > 1 and rows > _FIRST_NAMED)
-            answer = partial(_replace_rows, problem, found)
-            yield Alternative(f"{words} each wrong row: {text}", problem, answer=answer)
+        names = [f"{x.name} in query {at[1]}" for at, x in found.items()]
+        every = {x.name for x in found.values()}  # one key may be that of all
+        text = ", ".join(names[:_FIRST_NAMED] if len(every) > 1 else every)
+        text += " and so on" * (len(every) > 1 and rows > _FIRST_NAMED)
+        answer = partial(_replace_rows, problem, found)
+        yield Alternative(f"{words} each wrong row: {text}", problem, answer=answer)
 
 
 def _rate(got: Doubles, size: Doubles, out: Doubles) -> Doubles:

@@ -20,6 +20,7 @@ BlockTable = npt.NDArray[np.int64]
 _MOST_PAGES, _LEFT_BY_BLOCKS = 512, 16.0  # that are fitted; mean square that is left
 _ANCHOR = 1e3  # weight of how many blocks are read, over that of the numbers
 _SIZES_OF_BLOCKS = (8, 16, 32, 64, 128, 256)  # of which a cache may be made
+_TABLE_OF = {"kv": "", "v": ", for values only", "k": ", for keys only"}
 _BLOCKS_NAMED = 3  # blocks that are named one by one
 
 
@@ -76,8 +77,8 @@ def list_blocks_of_cache(
     table, count = packed.table, len(packed.blocks((0,) * len(problem.lead))[0])
     for text, rule in _TABLE_RULES.items():
         other = rule(table)
-        if np.any(other != table):
-            yield _read_table(problem, text, other)
+        for names, called in _TABLE_OF.items() if np.any(other != table) else ():
+            yield _read_table(problem, text + called, other, names=names)
     size = packed.blocks((0,) * len(problem.lead))[0].shape[1]
     for other_size in (x for x in _SIZES_OF_BLOCKS if x != size):
         for stride in (size, other_size):
@@ -91,6 +92,7 @@ def list_blocks_of_cache(
             turned = turned.replaced(name, partial(_turn_blocks, problem, turn, name))
         text = f"each block of the cache is read with the strides of {text}"
         yield Alternative(text, turned)
+    yield from _list_read_in_order(problem, wrong, unit)
     if count > _MOST_PAGES or "bias" in problem.first:
         return
     read = table.copy()
@@ -101,6 +103,49 @@ def list_blocks_of_cache(
         read[member, : len(found)] = found
     if np.any(read != table):
         yield _read_table(problem, _name_blocks(table, read), read)
+
+
+def _list_read_in_order(
+    problem: Problem, wrong: Sequence[Sampled], unit: float
+) -> Iterator[Alternative]:
+    """List the kernel that reads keys one after another in the cache, from any slot on."""
+    packed, starts = problem.packed, dict[int, int]()
+    assert packed is not None
+    assert packed.blocks is not None
+    for x in ({y.rows.at[0]: y for y in wrong}).values():
+        x = x.take(slice(-1, None))  # the last row sees most
+        head, (k, v) = take_rows(problem, x.rows), map(_lay_slots, packed.blocks(x.rows.at))
+        count = head.keys if head.mask is None else int(np.sum(head.mask))
+        if head.sink is not None or head.bias is not None or not 0 < count <= len(k):
+            return
+        w = weigh_keys(head._replace(k=k, v=v, mask=None))[0][:, None]
+        sums = np.pad(np.cumsum(w * np.insert(v, 0, 1.0, 1), 0), ((1, 0), (0, 0)))
+        of_run = sums[count:] - sums[:-count]
+        z = (of_run[:, 1:] / of_run[:, :1] - x.got) / (unit * row_sizes(x.got))
+        off = np.mean(np.square(z), -1)
+        starts[x.rows.at[0]] = int(np.argmin(off))
+        if not np.min(off) < _LEFT_BY_BLOCKS:
+            return
+    where = [f"from slot {slot} in batch member {c}" for c, slot in starts.items()]
+    text = "the block table is ignored: keys are read one after another in the cache, "
+    text += ", ".join(where[:_BLOCKS_NAMED]) + " and so on" * (len(where) > _BLOCKS_NAMED)
+    for name in "kv":
+        problem = problem.replaced(name, partial(_read_run, problem, starts, name))
+    yield Alternative(text, problem)
+
+
+def _lay_slots(x: Doubles) -> Doubles:
+    return np.nan_to_num(x.reshape(-1, x.shape[-1]))
+
+
+def _read_run(
+    problem: Problem, starts: Mapping[int, int], name: str, index: Index, x: Doubles
+) -> Doubles:
+    packed = problem.packed
+    if packed is None or packed.blocks is None or index[0] not in starts:
+        return x
+    slots = _lay_slots(packed.blocks(index)["kv".index(name)])
+    return np.take(slots, starts[index[0]] + np.arange(len(x)), 0, mode="clip")
 
 
 def _fit_pages(problem: Problem, wrong: Sequence[Sampled], unit: float) -> list[int] | None:
@@ -172,10 +217,15 @@ def _fit_pages(problem: Problem, wrong: Sequence[Sampled], unit: float) -> list[
 
 
 def _read_table(
-    problem: Problem, text: str, table: BlockTable, size: int = 0, stride: int = 0
+    problem: Problem,
+    text: str,
+    table: BlockTable,
+    size: int = 0,
+    stride: int = 0,
+    names: str = "kv",
 ) -> Alternative:
     """Read the blocks of a table, of the own size or another, so many keys apart in the cache."""
-    for name in "kv":
+    for name in names:
         follow = partial(_follow_table, problem, table, (size, stride), name)
         problem = problem.replaced(name, follow)
     return Alternative(text, problem)

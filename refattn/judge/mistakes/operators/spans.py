@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,11 +48,27 @@ def _list_versions(problem: Problem) -> Iterator[Alternative]:
         for name in names:
             zero = zero.replaced(name, lambda _, x: 0 * x)
         yield Alternative(f"{words} are read as 0", zero)
+        for other, of in _OTHER_KEYS.items():
+            moved = problem
+            for name in names:
+                moved = moved.replaced(name, partial(_read_other_keys, of))
+            yield Alternative(f"{words} are those of {other}", moved)
         for other, at in list_head_rules(problem):
             text = f"{words} are those of {other}"
             yield Alternative(text, problem.with_arrays_of(names, at))
     yield Alternative("scores are not scaled", problem._replace(scale=1.0))
     yield from list_scales(problem)
+
+
+_OTHER_KEYS: Mapping[str, Callable[[Any], Any]] = {
+    "the next key": lambda j: j + 1,
+    "the key before": lambda j: j - 1,
+    "the other key of each pair": lambda j: j ^ 1,
+}
+
+
+def _read_other_keys(of: Callable[[Any], Any], _: Index, x: Doubles) -> Doubles:
+    return np.asarray(np.take(x, of(np.arange(len(x))), 0, mode="clip"))
 
 
 def list_spans(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Iterator[Alternative]:

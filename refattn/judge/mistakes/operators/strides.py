@@ -28,6 +28,7 @@ _ROWS_BY_KEYS, _COUNTS_APART = 2**18, 16  # of rows and keys; keys, of which man
 _MOST_UNITS, _ROWS_OF_UNIT, _COLUMNS = 32, 4, 6  # that are looked at, of heads by sequences
 _NEAR, _MOST_READS, _LEFT = 25.0, 12, 9.0  # mean square of z, at most, of one row, and of all
 PLURALS = {"q": "queries", "k": "keys", "v": "values"}
+_PAST = {"": None, " (0 after the last)": 0, " (not 0 after the last)": 1}  # a mask of keys
 _NAMED = 3  # heads whose first rows are named
 
 
@@ -98,21 +99,24 @@ def _list_broadcast(problem: Problem) -> Iterator[Alternative]:
     for name in (x for x in ("mask", "bias") if x in problem.first):
         every = np.stack([problem.read(x)[name] for x in np.ndindex(problem.lead)])
         every = every.reshape(*problem.lead, n, m)
-        ways = (-1, "query", "keys", np.arange(m)), (-2, "key", "queries", np.arange(n)[:, None])
-        for axis, one, other, steps in ways:
+        # Keys are one number apart; queries are, too, or a row of keys.
+        ways = (-1, "query", "keys", 1), (-2, "key", "queries", 1), (-2, "key", "queries", m)
+        for axis, one, other, apart in ways:
             stored = every.take([0], axis)
             if np.any(every != stored) or every.shape[axis] == 1:
                 continue
             for lead in range(len(problem.lead)):  # nor are other axes stored along which it is so
-                first = stored.take([0], lead)
-                stored = first if np.all(stored == first) else stored
-            places = np.arange(stored.size).reshape(stored.shape) + steps
-            read = np.broadcast_to(stored.ravel()[places % stored.size], every.shape)
-            text = (
-                f"the {name}, one number for each {one}, is read with stride 1 for {other}, not 0"
-            )
-            text += ": query i and key j have the number i + j"
-            yield Alternative(text, problem.replaced(name, partial(_take_index, read)))
+                stored = first if np.all(stored == (first := stored.take([0], lead))) else stored
+            places = np.arange(stored.size).reshape(stored.shape) + apart * np.indices((n, m))[axis]
+            text = f"the {name}, one number for each {one}, is read with stride {apart} for {other}"
+            text += f", not 0: query i and key j have the number {f'{apart} ' * (apart > 1)}i + j"
+            inside, read = places < stored.size, stored.ravel()[places % stored.size]
+            for words, rest in _PAST.items() if apart > 1 else [("", read)]:
+                past = np.where(
+                    inside, read, np.asarray(read if rest is None else rest, read.dtype)
+                )
+                moved = partial(_take_index, np.broadcast_to(past, every.shape))
+                yield Alternative(text + words, problem.replaced(name, moved))
 
 
 def _take_index(every: Any, at: Index, _: Any) -> Any:
@@ -204,13 +208,11 @@ def _list_member_strides(problem: Problem) -> Iterator[Alternative]:
     written = np.zeros(rows.size, bool)
     written[: members * length] = rows[:, :length].ravel()
     read = rows.ravel()[np.arange(members)[:, None] * length + np.arange(m)]
-    for words, mask in (("written", written.reshape(rows.shape)), ("read", read)):
+    for words, mask in (("written", written), ("read", read)):
         text = f"the masks of batch members are {words} with rows of {length} keys, not {m}"
-        yield Alternative(text, problem.replaced("mask", partial(_take_member, mask)))
-
-
-def _take_member(masks: Any, at: Index, mask: Any) -> Any:
-    return np.broadcast_to(masks[at[0]], mask.shape)
+        of_lead = mask.reshape(members, *(1,) * len(problem.lead), m)
+        every = np.broadcast_to(of_lead, (*problem.lead, n, m))
+        yield Alternative(text, problem.replaced("mask", partial(_take_index, every)))
 
 
 def _read_strided(

@@ -78,28 +78,34 @@ def list_moved_tiles(
     m, share = problem.shape[1], problem.lead[-1] // (problem.key_heads or problem.lead[-1] or 1)
     heads = [x for x in np.ndindex(problem.lead) if not x or x[-1] % share == 0]
     sizes = [x for x in TILE_SIZES[::-1] if 1 < -(-m // x) <= _MOVED_TILES]
-    for names, size in product(("k", "v", "kv"), sizes):
-        tiles = TilesOfHeads(problem, names, heads, share, size)
-        if (len(heads) + 1) * -((-m // size) ** 2) > _SOURCES:
+    for (names, size), alone in product(product(("k", "v", "kv"), sizes), (True, False)):
+        # The same in all heads, from their own tiles, or of each of some its own.
+        tiles = TilesOfHeads(problem, names, () if alone else heads, share, size)
+        if (len(tiles.heads) + 1) * -((-m // size) ** 2) > _SOURCES:
             continue
+        groups = [thin(wrong, _ROWS_OF_TILES)] if alone else [[x] for x in wrong[:_HEADS_OF_TILES]]
         found: dict[Index, Chosen] = {}
-        for x in wrong[:_HEADS_OF_TILES]:
+        for x in groups:
             if (read := tiles.find(x, unit)) is None:
                 break
-            found[x.rows.at] = read
-        if len(found) < len(wrong[:_HEADS_OF_TILES]):
-            continue
-        words = {at: tiles.name(at, y) for at, y in found.items()}
-        same = set(words.values())
-        # What is the same in the heads that were looked at, and of these alone, is so in all.
-        every = len(same) == 1 and "head" not in min(same)
-        moved, own = problem, next(iter(found.values()))
-        for name in names:
-            moved = moved.replaced(name, partial(tiles.change, name, found, own if every else None))
-        text = (
-            min(same) if every else ", ".join(f"in head {place(x)} {y}" for x, y in words.items())
-        )
-        yield Alternative(f"tiles are read from elsewhere: {text}", moved, named=not every)
+            found[x[0].rows.at] = read
+        else:
+            if found:
+                yield _name_moved(problem, tiles, found)
+
+
+def _name_moved(
+    problem: Problem, tiles: TilesOfHeads, found: Mapping[Index, Chosen]
+) -> Alternative:
+    words = {at: tiles.name(at, y) for at, y in found.items()}
+    same = set(words.values())
+    # What is the same in the heads that were looked at, and of these alone, is so in all.
+    every = len(same) == 1 and "head" not in min(same)
+    moved, own = problem, next(iter(found.values()))
+    for name in tiles.names:
+        moved = moved.replaced(name, partial(tiles.change, name, found, own if every else None))
+    text = min(same) if every else ", ".join(f"in head {place(x)} {y}" for x, y in words.items())
+    return Alternative(f"tiles are read from elsewhere: {text}", moved, named=not every)
 
 
 class TilesOfHeads(NamedTuple):
@@ -135,9 +141,11 @@ class TilesOfHeads(NamedTuple):
             return x
         return self.lay_out(name, at)[read].reshape(-1, x.shape[-1])[: len(x)]
 
-    def find(self, x: Sampled, unit: float) -> Chosen | None:
+    def find(self, some: Sequence[Sampled], unit: float) -> Chosen | None:
         """Find what is read in place of each tile, in turn what leaves the least error."""
-        sums, rest = self._sum(x.take(thin(np.arange(len(x.got)), _ROWS_OF_TILES)), unit)
+        rows = -(-_ROWS_OF_TILES // len(some))
+        each = [self._sum(x.take(thin(np.arange(len(x.got)), rows)), unit) for x in some]
+        sums, rest = (np.concatenate(x, -1) for x in zip(*each, strict=True))
         every, squares = np.arange(len(sums)), np.einsum("tsx,tsx->ts", sums, sums)
         read, left = every.copy(), rest + np.einsum("ttx->x", sums[:, : len(sums)])
         before = far = float(left @ left)
@@ -180,12 +188,13 @@ class TilesOfHeads(NamedTuple):
         """Say from where the tiles of a head are read."""
         called = {"k": "keys", "v": "values"}.get(self.names, "keys and values")
         by, words, count = read - np.arange(len(read)), list[str](), len(read)
-        by[read // count == len(self.heads)] = -read.size  # zeros
+        by[read // count == max(len(self.heads), 1)] = -read.size  # zeros
         for t in np.split(np.arange(count), np.flatnonzero(np.diff(by)) + 1):
             head = int(read[t[0]]) // count
             here, there = (self._name_tiles(x % count) for x in (t, read[t]))
-            of = f" of head {place(self.order(at)[head % len(self.heads)])}" if head else ""
-            if head == len(self.heads):
+            others = max(len(self.heads), 1)
+            of = f" of head {place(self.order(at)[head % others])}" if head else ""
+            if head == others:
                 words.append(f"{called} {here} are 0")
             elif by[t[0]]:
                 words.append(f"{called} {here} are those of {there}{of}")

@@ -169,7 +169,7 @@ def test_keys_that_are_hidden_at_random_are_no_dropout(seen):
 
 @pytest.mark.long
 def test_a_tail_that_was_never_written_is_a_cause():
-    """Numbers of nowhere in whole tiles; a part of one is none."""
+    """Numbers of nowhere, in whole tiles or in a part of one."""
     q, k, v, _ = draw(33, n=64)
     right, _ = fused(scores(q, k), v)
     other = BF16(np.random.default_rng(3).standard_normal(right.shape))
@@ -178,12 +178,13 @@ def test_a_tail_that_was_never_written_is_a_cause():
         out = right.copy()
         out[:, rows] = other[:, rows]
         texts.append([x.text for x in judged({"q": q, "k": k, "v": v, "out": out}).suspects])
-    where = "queries 48 to 63: numbers are unlike the exact ones"
-    assert texts[0] == [
-        f"{where}, as if the last tile was never written, or its queries were not read"
-    ]
-    assert "queries 16 to 31: numbers are unlike the exact ones, as if these tiles" in texts[1][0]
-    assert texts[2] == []
+    where = "queries 48 to 63: numbers have nothing to do with the exact ones"
+    assert texts[0] == [f"{where}: the last tile was never written, or its queries were not read"]
+    assert (
+        "queries 16 to 31: numbers have nothing to do with the exact ones: these tiles"
+        in texts[1][0]
+    )
+    assert "never written (stale), or computed from something else" in texts[2][0]
 
 
 def test_a_fit_comes_before_a_cause_that_explains_less():

@@ -13,6 +13,14 @@ J, CAUSAL = np.arange(N), ahead(N, N) <= 0
 ROW = J[:, None]
 
 
+OUT = fused(scores(Q, K), V)[0]
+
+
+def late(x):
+    """Rows 16 places later, with 0 before them."""
+    return np.concatenate([0 * x[:, :16], x[:, :-16]], 1)
+
+
 def of_tiles(number, there):
     """D has a factor for some keys alone: one part of dq, and rows of dk."""
     arrays = backward(Q, K, V, G)
@@ -60,6 +68,15 @@ CASES = {
         "the derivative of the soft cap is left out, but only for keys 32 to 63"),
     "slope twice": (lambda: capped(np.square), "the derivative of the soft cap is applied twice"),
     "rows of v": (lambda: read_apart(12), "rows of v begin 12 numbers apart, not 16"),
+    "lse and D of rows before": (lambda: backward(Q, K, V, G, lse=late, delta=late),
+        "lse and D = d_out . out are read elsewhere: queries 0 to 15 read 0, queries 16 to 63 read "
+        "those of queries 0 to 47"),
+    "d_out of D": (lambda: backward(Q, K, V, G, delta=lambda _: np.sum(late(G) * OUT, -1,
+        keepdims=True)), "d_out in D = d_out . out is read elsewhere: queries 0 to 15 read 0"),
+    "sum of out": (lambda: backward(Q, K, V, G, delta=lambda _: np.sum(OUT, -1, keepdims=True)),
+        "D = d_out . out is the sum of out in all rows"),
+    "some columns": (lambda: backward(Q, K, V, G, delta=lambda _: np.sum((G * OUT)[..., ::2], -1,
+        keepdims=True)), "D = d_out . out is the sum over columns 0 to 14 in steps of 2 alone"),
 }  # fmt: skip
 
 
@@ -78,3 +95,17 @@ def test_none_is_named_that_is_not_there():
     noise = np.random.default_rng(72).standard_normal(arrays["dq"].shape)
     found = verify(**arrays | {"dq": BF16(arrays["dq"] + 0.2 * noise)}, profile="flash")
     assert not [x.text for x in found.parts["dq"].suspects if "agrees if" in x.text]
+
+
+@pytest.mark.parametrize("more", [4, 7])
+def test_rows_past_the_last_query(more):
+    """They are named if padding makes them, and if they are in the sums of no known query."""
+    n = N - more
+    q, k, v, g = Q[:, :n], K, V, G[:, :n]
+    right, past = backward(q, k, v, g), backward(*draw(73, n=more, m=N)[:1], k, v, G[:, n:])
+    arrays = right | {x: BF16(right[x] + past[x]) for x in ("dk", "dv")}
+    found = verify(**arrays).parts["dv"].suspects[0].text
+    assert found.startswith(f"agrees if dk and dv also sum {more} rows past the last query")
+    own = backward(q[:, :more], k, v, g[:, :more])
+    arrays = right | {x: BF16(right[x] + own[x]) for x in ("dk", "dv")}
+    assert not any("past" in x.text for x in verify(**arrays).parts["dv"].suspects)

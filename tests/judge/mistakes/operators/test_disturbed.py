@@ -105,6 +105,24 @@ def test_decays_of_some_tokens(words):
     assert words in found.text
 
 
+def other_bias(g):
+    """Log decays are -softplus(x) / 5, of x with another bias in each column."""
+    with np.errstate(divide="ignore"):
+        x = np.log(np.expm1(-5.0 * np.float64(g)))
+    return -np.logaddexp(0, x + np.linspace(-1, 2, D)) / 5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda g: g * np.linspace(0.25, 2, D), "log decays are multiplied by a number of each column"),
+    (other_bias, "the gate has another bias in each column, if log decays"),
+])  # fmt: skip
+def test_decays_of_columns(change, words):
+    x = draw(True)
+    (found,) = judge(x, recur(x, decays=change(x["g"]))).suspects
+    assert f"agrees if {words}" in found.text
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("by_coordinate", [False, True])
 def test_what_is_no_state_or_decay_is_not_named_so(by_coordinate):

@@ -198,3 +198,36 @@ def test_what_chunks_read_and_pass_on(words, by_coordinate):
     assert parts[of].verdict == "FAIL"
     assert words in parts[of].suspects[0].text
     assert len(parts[of].suspects) == 1
+
+
+WITHIN = {
+    "without decay": lambda far, last: 0 * far,
+    "with twice the decay": lambda far, last: 2 * far,
+    "with the decay up to the token before the query": lambda far, last: far - last,
+}
+
+
+def read_within(x, size, exponents):
+    """The gated sum of keys and values, token by token; within a chunk with other decays."""
+    g, out = np.float64(x["g"]), np.zeros((2, N, COLUMNS))
+    sums = np.cumsum(g, 1)
+    for t in range(N):
+        far = sums[:, t, None] - sums[:, : t + 1]
+        mine = np.arange(t + 1)[:, None] >= t - t % size
+        far = np.where(mine, exponents(far, g[:, t, None]), far)
+        products = np.sum(x["q"][:, t, None] * np.exp(far) * x["k"][:, : t + 1], -1)
+        out[:, t] = D**-0.5 * (products[:, None] @ x["v"][:, : t + 1])[:, 0]
+    return out
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", WITHIN)
+@pytest.mark.parametrize("by_coordinate", [False, True])
+def test_decays_within_chunks(words, by_coordinate):
+    x = draw(by_coordinate)
+    given = {y: x[y] for y in "qkv"} | {"log_decay": x["g"] if by_coordinate else x["g"][..., 0]}
+    judged = {"estimator": "gla" if by_coordinate else "ssd", "dtype": "bfloat16"}
+    right = BF16(read_within(x, 32, lambda far, _: far))
+    assert verify(**given, out=right, **judged).verdict == "PASS"
+    found = verify(**given, out=BF16(read_within(x, 32, WITHIN[words])), **judged).suspects
+    assert f"agrees if a query reads tokens of its chunk of 32 {words}" in found[0].text

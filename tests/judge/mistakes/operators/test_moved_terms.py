@@ -49,7 +49,15 @@ def next_row(terms):
     return terms
 
 
+def weights_of_others(terms):
+    w = np.exp(scores(Q, K))
+    terms[2] = (w / np.sum(w, -1, keepdims=True)).mT[..., 64:] @ G[:, :32]
+    return terms
+
+
 CASES = {
+    "in dv, in the sums of all keys, queries 64 to 95 add their weights times the rows of d_out 64 "
+    "earlier": ("dv", weights_of_others),
     "in dq, in the sums of queries 8 to 79 whose index % 16 is 8 to 15, keys 32 to 63 add what "
     "they should add to the queries 16 later": ("dq", late_half),
     "in dv, in the sums of keys 32 to 63, queries 0 to 31 add what they should add to the keys 32 "

@@ -1,0 +1,118 @@
+"""Kernels that read keys, values, masks and rows otherwise: named, each in words of its numbers."""
+
+import numpy as np
+import pytest
+
+from refattn.judge import verify
+from tests.judge.mistakes.causes.kernels import BF16, ahead, draw, f32, fused, hide, scores
+
+N, D = 64, 32
+Q, K, V, _ = draw(61, heads=4, n=N, d=D)
+S, FAR, J = scores(Q, K), ahead(N, N), np.arange(N)
+I, CAUSAL = J[:, None], FAR <= 0  # noqa: E741
+RIGHT, LSE = fused(hide(S, CAUSAL), V)
+HIT = np.random.default_rng(62).random((4, N, 1)) < 0.3
+BLOCKS = np.random.default_rng(63).random((8, 8)) < 0.5
+BLOCKS |= np.eye(8, dtype=bool)
+MASKS = np.array([40, 22, 30, 11])[:, None, None] > J  # of each member
+HADAMARD = np.array([[(-1) ** (i & j).bit_count() for i in range(D)] for j in range(D)]) / D**0.5
+
+
+def attend(s=S, v=V, seen=True):
+    return fused(hide(s, seen), v)[0]
+
+
+def tiled(mask, size=8):
+    return np.repeat(np.repeat(mask, size, 0), size, 1)
+
+
+def ring(size):
+    slots = (N - 1 - J[:size]) // size * size + J[:size]
+    return attend(scores(Q, K[:, slots]), V[:, slots], J[:size] <= I)
+
+
+def padded():
+    """As if a mask cut rows of the last tile: 16 of its 32 keys are there, others have score 0."""
+    some, s = (np.pad(x[:, :48], ((0, 0), (0, 16), (0, 0))) for x in (K, V))
+    return attend(scores(Q, some), s, (J < 32) | (I % 32 < 16))
+
+
+def step(size, by):
+    """Values of blocks of keys that begin so many rows apart."""
+    return attend(v=V[:, by * (J // size) + J % size])
+
+
+CASES = {
+    "query i sees all keys but i + 1 to i + 8": lambda: (
+        attend(seen=(FAR <= 0) | (FAR > 8)), {"causal": True}),
+    "query i sees all keys up to its own but i - 15 to i - 1": lambda: (
+        attend(seen=(FAR < -15) | (FAR == 0)), {"window": (15, 0)}),
+    "a ring of 24 slots": lambda: (ring(24), {"window": (23, 0)}),
+    "query i has the mask of query i // 2": lambda: (
+        attend(seen=tiled(BLOCKS[np.arange(8) // 2])), {"mask": tiled(BLOCKS)}),
+    "is read with stride 64 for queries, not 0": lambda: (
+        attend(seen=np.stack([MASKS[(J + x) % 4, 0] for x in range(4)])), {"mask": MASKS}),
+    "the last tile of keys is cut by rows": lambda: (padded(), {"k": K[:, :48], "v": V[:, :48]}),
+    "mixed by the Hadamard matrix": lambda: (BF16(attend() @ HADAMARD), {}),
+    "queries, or keys, are mixed": lambda: (attend(scores(Q, BF16(K @ HADAMARD))), {}),
+    "factors of their own: 0.5 (column 1), 2 (column 2)": lambda: (
+        attend() * 2.0 ** (np.arange(D) % 3 - 1)[::-1], {}),
+    "0.5 times its own and 0.5 times row i - 1": lambda: (
+        BF16((attend()[:, np.maximum(J - 1, 0)] + attend()) / 2), {}),
+    "values 32 to 63 are those of 16 to 47": lambda: (step(32, 16), {}),
+    "the other key of each pair: keys 32 to 63": lambda: (attend(v=V[:, J ^ (J >= 32)]), {}),
+    "a key counts twice in each wrong row": lambda: (
+        attend(S + np.log(2) * (HIT & (FAR == 0)), seen=CAUSAL), {"causal": True}),
+    "key 63 counts twice": lambda: (attend(S + np.log(2) * (HIT & (J == N - 1))), {}),
+    "weights of keys 48 to 63 are others in each wrong row": lambda: (
+        attend(np.where(HIT & (J >= 48), 0.2 * np.sin(9 * S), S)), {}),
+}  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", CASES)
+def test_what_is_read_otherwise(words):
+    out, options = CASES[words]()
+    found = verify(**{"q": Q, "k": K, "v": V} | options, out=out, dtype="bfloat16")
+    assert words in found.suspects[0].text
+
+
+OF_LSE = {
+    "that of query i xor 7": J ^ 7,
+    "that of query i + 1 (cyclically), but only in queries 32 to 63": (J + (J >= 32)) % N,
+}
+
+
+@pytest.mark.parametrize("words", OF_LSE)
+def test_log_normalisers_of_other_rows(words):
+    found = verify(
+        q=Q, k=K, v=V, out=RIGHT, lse=LSE[:, OF_LSE[words]], causal=True, dtype="bfloat16"
+    )
+    assert f"lse is {words}" in found.suspects[0].text
+
+
+@pytest.mark.long
+def test_parts_with_log_normalisers_of_other_rows():
+    """The output is what these parts are merged to, and it is said what is wrong in them."""
+    parts = slice(40), slice(40, N)
+    lse = np.stack([fused(S[..., j], V[:, j])[1] for j in parts])
+    outs = [np.exp(S[..., j] - x[..., None]) @ V[:, j] for j, x in zip(parts, lse, strict=True)]
+    lse = np.roll(lse, 1, -1)
+    weights = np.exp(lse - np.logaddexp.reduce(lse, 0))
+    out = BF16(np.sum(weights[..., None] * outs, 0))
+    given = {"part_out": f32(outs), "part_lse": lse, "part_keys": [0, 40, N]}
+    found = verify(q=Q, k=K, v=V, out=out, dtype="bfloat16", **given).parts["out"]
+    assert "parts are merged as they are given" in found.suspects[0].text
+    assert "lse is that of query i - 1" in found.suspects[0].text
+
+
+@pytest.mark.long
+def test_one_more_part_is_merged():
+    """Stale numbers, with their log normalisers, that are no mean of values of the keys."""
+    stale = np.random.default_rng(64).standard_normal((4, N, D)) / 2
+    seen = np.abs(FAR) < 8
+    out, lse = fused(hide(S, seen), V)
+    more = np.logaddexp(lse, lse - 1)
+    out = np.exp(lse - more)[..., None] * out + np.exp(lse - 1 - more)[..., None] * stale
+    found = verify(q=Q, k=K, v=V, out=BF16(out), lse=more, window=(7, 7), dtype="bfloat16")
+    assert found.suspects[0].text.startswith("agrees if another part, with 0.27")
