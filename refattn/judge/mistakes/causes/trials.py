@@ -87,9 +87,8 @@ ERRORS: tuple[type[Exception], ...] = (
 )
 _LOG = logging.getLogger(__name__)
 _Some = TypeVar("_Some")
-_SQUARE, _LARGEST = 1.1, 15.0  # mean square of z, at most, where an alternative holds; and |z|
-_SURE = 4.0  # standard deviations by which such a mean may be larger
-_KNOWN = 8.0  # times its error, at least, that a number is: it is told from none
+_HELD_SQUARE, _LARGEST = 1.1, 15.0  # mean square of z, but for chance, and |z| of what holds
+_TOLD_FROM_NONE = 8.0  # times its error, at least, that a number is
 EXPLAINED_BY_WRONG = 0.7  # of the error, at least, that is explained by what does not hold
 _MOST_PART = 0.9  # the same where what does not hold is named
 _LIKE = 0.8  # of what an alternative changes, at least, that is in the error
@@ -396,16 +395,15 @@ class Trials:
                     if fitted is not None:
                         found[at] = fitted[0]
             words = describe_numbers(text, found)
-            yield from self.explain_all(
-                [family(found)._replace(text=words, named=True, fitted=True)]
-            )
+            one = family(found)._replace(text=words, named=True, fitted=True)
+            yield from self.explain_all([one])
 
     def fit(
         self, text: str, family: Callable[[float], Alternative], starts: Sequence[float]
     ) -> Iterator[Explained]:
         """Fit the number of a family."""
         fitted = self.fit_number(family, starts)
-        if fitted is not None and _KNOWN * fitted[1] < abs(fitted[0]):
+        if fitted is not None and _TOLD_FROM_NONE * fitted[1] < abs(fitted[0]):
             c, error = fitted
             digits = min(max(0, -math.floor(math.log10(max(error, 1e-12)))), 9)
             known = name_number(c, error)
@@ -453,8 +451,8 @@ class Trials:
                 ]
                 or [np.zeros(0)]
             )
-            most = _SQUARE + _SURE * math.sqrt(2 / max(z.size, 1))
-            if z.size and np.mean(z * z) < most and np.max(np.abs(z)) < _LARGEST:
+            square = np.mean(z * z) - 4 * math.sqrt(2 / z.size) if z.size else math.inf
+            if square < _HELD_SQUARE and np.max(np.abs(z)) < _LARGEST:
                 return one._replace(holds=True)
         return one
 
