@@ -104,7 +104,8 @@ def _list_arrays(
         yield f"{words} {'are' if names[1:] else 'is'} read from", partial(rescale, names), False
     n, m, _ = problem.shape
     for name in ("mask", "bias", "sinks"):
-        if name in problem.first and (name == "sinks" or n * m <= _COMPARED_PAIRS):
+        is_given = name in problem.first and (name != "mask" or problem.packed is None)
+        if is_given and (name == "sinks" or n * m <= _COMPARED_PAIRS):
             words = f"the {name.replace('sinks', 'sink')} is read from"
             yield words, partial(take_or_lack, name), True
 

@@ -87,7 +87,8 @@ ERRORS: tuple[type[Exception], ...] = (
 )
 _LOG = logging.getLogger(__name__)
 _Some = TypeVar("_Some")
-_RMS, _LARGEST = 2.0, 15.0  # of z, at most, where an alternative holds
+_HELD_SQUARE, _LARGEST = 1.1, 15.0  # mean square of z, but for chance, and |z| of what holds
+_TOLD_FROM_NONE = 8.0  # times its error, at least, that a number is
 EXPLAINED_BY_WRONG = 0.7  # of the error, at least, that is explained by what does not hold
 _MOST_PART = 0.9  # the same where what does not hold is named
 _LIKE = 0.8  # of what an alternative changes, at least, that is in the error
@@ -394,16 +395,15 @@ class Trials:
                     if fitted is not None:
                         found[at] = fitted[0]
             words = describe_numbers(text, found)
-            yield from self.explain_all(
-                [family(found)._replace(text=words, named=True, fitted=True)]
-            )
+            one = family(found)._replace(text=words, named=True, fitted=True)
+            yield from self.explain_all([one])
 
     def fit(
         self, text: str, family: Callable[[float], Alternative], starts: Sequence[float]
     ) -> Iterator[Explained]:
         """Fit the number of a family."""
         fitted = self.fit_number(family, starts)
-        if fitted is not None and fitted[1] < abs(fitted[0]):  # that is not 0
+        if fitted is not None and _TOLD_FROM_NONE * fitted[1] < abs(fitted[0]):
             c, error = fitted
             digits = min(max(0, -math.floor(math.log10(max(error, 1e-12)))), 9)
             known = name_number(c, error)
@@ -451,8 +451,8 @@ class Trials:
                 ]
                 or [np.zeros(0)]
             )
-            rms = math.sqrt(np.mean(z * z)) if z.size else math.inf
-            if rms < _RMS and np.max(np.abs(z)) < _LARGEST:
+            square = np.mean(z * z) - 4 * math.sqrt(2 / z.size) if z.size else math.inf
+            if square < _HELD_SQUARE and np.max(np.abs(z)) < _LARGEST:
                 return one._replace(holds=True)
         return one
 
@@ -525,7 +525,7 @@ class Trials:
             first = [x.take(slice(_FIRST_ROWS)) for x in self.sample.heads[:1]]
             squares = [np.square(self._divide(x, given, other, dtype)) for x in first]
             many = 16 if "scores" in changes else 1  # that of their sums may be rounded
-            if squares and not _TOO_SMALL / 4 < np.mean(squares[0]) < 4 * many * _RMS**2:
+            if squares and not _TOO_SMALL / 4 < np.mean(squares[0]) < 16 * many:
                 continue  # by far
             z = [self._divide(x, given, other, dtype) for x in self.sample.heads]
             every = np.concatenate([np.mean(x * x, -1) for x in z])  # right rows, too
@@ -538,9 +538,9 @@ class Trials:
                 square = float(np.mean(rows)) if len(rows) else 0.0
                 spread = float(np.std(np.log(np.maximum(rows, 1e-9))))
                 far = spread >= (1.2 if many > 1 else 1.0)  # not all rows are as far
-                if far or not least < square < many * _RMS**2 or before < 9 * square:
+                if far or not least < square < 4 * many or before < 9 * square:
                     continue
-                if square > _RMS**2:
+                if square > 4:
                     text += (
                         f" (errors are {math.sqrt(square):.2g} times as large: "
                         "perhaps sums of q . k are rounded too)"

@@ -62,6 +62,8 @@ def list_reads(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alterna
             read = _stay_within(rule.of, ends, 2 * m if past else count, places)
             if np.array_equal(read, places) or (past and (ends or not np.any(read >= count))):
                 continue
+            if np.all(read == _NOWHERE):  # zeros are said as they are
+                continue
             if np.all(read == read[0]):  # whatever the rule, it is one place
                 rule = Map(str(read[0]), rule.of)
             with np.errstate(all="ignore"):

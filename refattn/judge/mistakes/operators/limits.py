@@ -390,11 +390,12 @@ def _list_rules(
     m, (own, other) = far.shape[1], ends
     sees = "query i sees keys up to" if turn > 0 else "the window of query i starts at"
     bases = {"i": 0} | ({f"({write_shift('i', own)})": own} if own else {})
-    maps = Map("@", np.asarray), *list_maps(m)
+    maps = Map("@", np.asarray), Map("0", np.zeros_like), *list_maps(m)
     for rule, (name, base) in product(maps, bases.items()):
         of = partial(_follow, rule=rule, base=base)
         more, _ = _choose_shift(far, of(queries))
-        text, of = f"{sees} {write_shift(rule.named(name), more)}", partial(of, more=more)
+        at = write_shift(rule.named(name), more).removeprefix("0 + ")
+        text, of = f"{sees} {at}", partial(of, more=more)
         yield Limit(text, turn, own, of)
         for beyond, words in ((True, "later"), (False, "earlier")) if own is not None else ():
             yield Limit(f"{text} if that is {words} than its own", turn, own, of, beyond)
