@@ -62,7 +62,7 @@ def covariance(
             if roundings.normalised:
                 step = to.spacing(p) * (p > 0)
             else:  # over the largest weight, that may be another meanwhile
-                step = of.keep_rounded(to.spacing(of.weights) * share)
+                step = of.keep_rounded(to.spacing(of.weights) * share, 1 / WORST)
                 if worst:  # over any maximum: 2 u p, as if digits were 1.0
                     step = np.maximum(step, of.keep_rounded(2 * to.unit * p))
             weights = noise + step * step / 12 * equal
@@ -131,7 +131,8 @@ def spared_variance(
             variance = np.square(to.spacing(of.shares)) / 12 * (of.shares > 0)
         elif to is not None:
             free = of.find_largest()
-            variance = of.keep_rounded(np.square(to.spacing(of.weights) * share) / 12)
+            variance = np.square(to.spacing(of.weights) * share) / 12
+            variance = of.keep_rounded(variance, WORST**-2)
         if ties is not None or few:
             variance += of.shares**2 * relative_variance(head, roundings, tile, i, of.gap)
         if ties is not None:

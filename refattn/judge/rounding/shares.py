@@ -44,6 +44,7 @@ class TileShares(NamedTuple):
     step: Doubles | None = None  # where e^gap is rounded: distances of neighbouring numbers
     near: Any = None  # the nearest of them
     moved: Doubles | None = None  # and how far they are
+    lagging: npt.NDArray[np.intp] | None = None  # the largest that need not be 1
 
     @classmethod
     def of(cls, tile: Tile, top: Doubles, lags: npt.NDArray[np.bool_] | None = None) -> TileShares:
@@ -55,11 +56,14 @@ class TileShares(NamedTuple):
             gap[hidden] = -math.inf
         weights = np.exp(gap)
         tops = np.flatnonzero(gap == 0)
+        lagging = None
         if lags is not None:
-            tops = tops[~lags[tops // gap.shape[-1], 0]]
+            late = lags[tops // gap.shape[-1], 0]
+            tops, lagging = tops[~late], tops[late]
         if hidden is not None:
             gap[hidden] = 0.0
-        return cls(gap, weights, tops, hidden, float(np.min(weights, initial=1.0)))
+        found = cls(gap, weights, tops, hidden, float(np.min(weights, initial=1.0)))
+        return found._replace(lagging=lagging)
 
     @classmethod
     def of_shares(cls, tile: Tile, shares: Doubles, gap: Doubles) -> TileShares:
@@ -91,9 +95,14 @@ class TileShares(NamedTuple):
         largest = np.repeat(np.maximum.reduceat(self.weights, cut, -1), MAXIMUM_KEYS, -1)
         return np.asarray(self.weights == largest[:, : self.weights.shape[-1]])
 
-    def keep_rounded(self, x: Doubles) -> Doubles:
-        """Put 0 where a weight is the largest, or is 0: it is not rounded."""
+    def keep_rounded(self, x: Doubles, of_lagging: float = 1.0) -> Doubles:
+        """Put 0 where a weight is the largest, or is 0: it is not rounded.
+
+        The largest that need not be 1 have any digits, which a factor stands for.
+        """
         x.reshape(-1)[self.tops] = 0.0
+        if self.lagging is not None:
+            x.reshape(-1)[self.lagging] *= of_lagging
         if not self.positive:
             x[self.shares == 0] = 0.0
         return x

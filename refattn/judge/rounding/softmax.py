@@ -403,7 +403,7 @@ class ErrorSums:
             return narrow if of.positive else np.where(shares > 0, narrow, 0.0)
         narrow = np.square(to.spacing(weights) if of.step is None else of.step)
         narrow *= (np.square(self.whole) / 12).astype(narrow.dtype, copy=False)
-        narrow, size = of.keep_rounded(narrow), of.keep_rounded(size)
+        narrow, size = of.keep_rounded(narrow, WORST**-2), of.keep_rounded(size)
         # Over any maximum h is 2 u p at the widest, and h^2 / 12 is u^2 p^2 / 3.
         widest = size * (4.0**-to.digits / 3)
         last = to.spacing(0.0)

@@ -136,7 +136,8 @@ def _list_fits(
             fit = compare(names[0], hardware)
         if fit is not None and fit.agrees:
             fits[hardware] = fit
-    for hardware in sorted(fits, key=lambda x: abs(fits[x].share - 1)):
+    # The likeliest first: a unit that loses more is known with a smaller standard error.
+    for hardware in sorted(fits, key=lambda x: abs(fits[x].share - 1) / fits[x].error):
         rows = _ROWS if fits[hardware].error < _UNKNOWN else _FEW_ROWS
         possible = (x for x in names if (fit := compare(x, hardware, rows)) and fit.possible)
         yield from (f"{x}@{hardware}" for x in islice(possible, 2))
