@@ -147,9 +147,14 @@ def search_causes(
 
 
 def _may_stand(trials: Trials, one: Explained) -> bool:
-    """Tell whether an alternative holds; if it makes right rows wrong, in all wrong rows."""
-    far = one.holds and not (one.everywhere or one.near)
-    return one.holds and not (far and find_left(trials, one.alternative, None)[0])
+    """Tell whether an alternative holds; if it makes right rows wrong, in all wrong rows.
+
+    Then rows of zeros say nothing of it: whatever overflows may give these.
+    """
+    if not one.holds or one.everywhere:
+        return one.holds
+    zeros = not any(np.any(x.got[x.wrong]) for x in trials.sample.heads)
+    return not zeros and (one.near or not find_left(trials, one.alternative, None)[0])
 
 
 def leave_roundings(fits: Sequence[Suspect]) -> bool:
