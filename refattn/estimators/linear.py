@@ -191,19 +191,19 @@ def prepare_linear(
 def map_features(feature_map: UserMap, like: Array, xp: Any) -> signed.Signed:
     """Make features of a map, of which a row like those of `like` shows how many there are."""
 
-    row, xp = untraced(like[..., : min(1, like.shape[-2]), :]), untraced(xp)
+    row, plain = untraced(like[..., : min(1, like.shape[-2]), :]), untraced(xp)
     of_row = feature_map(row)
-    width = check_features(of_row, row, xp).values.shape[-1]
+    width = check_features(of_row, row, plain).values.shape[-1]
     as_it_is = isinstance(of_row, Features) and not callable(getattr(feature_map, "vjp", None))
     trusted = next((fast for map, fast in _ELEMENTWISE if map is feature_map), None)
 
     def phi(x: Array, _: tuple[Array, ...], memory: Workspace | None) -> Features:
         if isinstance(x, Traced):
-            found: Any = feature_map(x) if as_it_is else map_tokens(x, feature_map, xp)
+            found: Any = feature_map(x) if as_it_is else map_tokens(x, feature_map, plain)
             return Features(*found)
         if trusted is None:
-            return check_features(feature_map(x), x, xp)
-        return _scale_features(trusted(x, xp, memory=memory), xp)
+            return check_features(feature_map(x), x, plain)
+        return _scale_features(trusted(x, plain, memory=memory), plain)
 
     def phi_q(x: Array, _: tuple[Array, ...], memory: Workspace | None) -> Features:
         values, log_scale = phi(x, _, memory)

@@ -336,7 +336,7 @@ TRACED = ("softmax", "rfa positive", "rfa trigonometric", "is", "lara balance")
     ],
 )
 def test_torch_differentiates(torch, name, causal, seen):
-    """The functions themselves, and formulas of few keys, by automatic differentiation."""
+    """The functions and formulas by automatic differentiation, and pullbacks of tensors."""
     if causal and "causal" in CASES[name].lacks:
         pytest.skip("it does not take it")
     case, arrays, options, rng = differentiable(name, "grouped", 9, 10, causal=causal)
@@ -344,12 +344,15 @@ def test_torch_differentiates(torch, name, causal, seen):
     d_out = rng.standard_normal(case.fn(**arrays, **options).shape)
     want = pulled(case.fn, arrays, d_out, **options)
     named = {x: torch.tensor(y) if isinstance(y, np.ndarray) else y for x, y in options.items()}
-    for function in {case.fn, case.formula} if name in FEW else {case.fn}:
+    for function in {case.fn} if "formula" in case.lacks else {case.fn, case.formula}:
         given = {x: torch.tensor(y, requires_grad=True) for x, y in arrays.items()}
         (function(**given, **named) * torch.tensor(d_out)).sum().backward()
         for x, y in given.items():
             own = np.zeros(y.shape) if y.grad is None else y.grad.numpy()
             np.testing.assert_allclose(own, want[x], rtol=1e-8, atol=1e-10)
+    held = {x: torch.tensor(y) for x, y in arrays.items()}
+    for x, y in pulled(case.fn, held, torch.tensor(d_out), **named).items():
+        np.testing.assert_allclose(y.numpy(), want[x], rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.sweep(3)
@@ -388,18 +391,23 @@ def test_jax_differentiates(jax, name, causal):
 
 
 @pytest.mark.long
-@names(*FEW)
+@those("vjp", "formula")
 def test_jax_differentiates_the_formula(jax, name):
+    """And pullbacks of JAX's arrays agree."""
     case, arrays, options, rng = differentiable(name, n=11, m=13)
     d_out = rng.standard_normal((11, arrays["v"].shape[-1]))
     want = pulled(case.fn, arrays, d_out, **options)
+    named = {
+        x: jax.numpy.asarray(y) if isinstance(y, np.ndarray) else y for x, y in options.items()
+    }
 
     def loss(given):
-        return jax.numpy.sum(case.formula(**given, **options) * d_out)
+        return jax.numpy.sum(case.formula(**given, **named) * d_out)
 
-    got = jax.jit(jax.grad(loss))({x: jax.numpy.asarray(y) for x, y in arrays.items()})
-    for x, y in got.items():
-        np.testing.assert_allclose(y, want[x], rtol=1e-8, atol=1e-10)
+    held = {x: jax.numpy.asarray(y) for x, y in arrays.items()}
+    for found in (jax.grad(loss)(held), pulled(case.fn, held, jax.numpy.asarray(d_out), **named)):
+        for x, y in found.items():
+            np.testing.assert_allclose(y, want[x], rtol=1e-8, atol=1e-10)
 
 
 def test_leaves_of_tokens_without_heads(monkeypatch):

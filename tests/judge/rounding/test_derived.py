@@ -13,6 +13,7 @@ from refattn.judge.rounding.derived import rows, texts
 from refattn.judge.rounding.derived.law import derive, write_rows
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.profiles import profile_of
+from refattn.judge.verification.door import verify
 from tests.cases import CASES, prepared
 
 
@@ -139,3 +140,14 @@ def test_texts_say_what_formulas_say(name, monkeypatch):
 
 def test_every_formula_with_a_text_is_tried():
     assert {*texts.TEXTS} == {getattr(naive, CASES[x].fn.__name__) for x in OF_TEXTS}
+
+
+@pytest.mark.parametrize(("size", "verdict"), [(2.0**-11, "PASS"), (2.0**-8, "FAIL")])
+def test_the_only_weight_is_rounded_where_it_need_not_be_1(size, verdict):
+    """Kernels of near keys and features divide weights by what the features say."""
+    rng = np.random.default_rng(5)
+    q, k = rng.standard_normal((2, 1, 8)).astype("f2")
+    v, omega = rng.standard_normal((1, 64)).astype("f2"), rng.standard_normal((16, 8))
+    out = (v / (1 + size)).astype("f2")
+    problem = {"q": q, "k": k, "v": v, "omega": omega, "out": out, "window": (8, 8)}
+    assert verify(**problem, estimator="rfa-local", profile="flash").verdict == verdict

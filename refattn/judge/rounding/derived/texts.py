@@ -31,6 +31,9 @@ from ....naive.near_and_far import chunks_seen
 from ....naive.terms import of_library
 
 _Seen = npt.NDArray[np.bool_]
+# Where kernels subtract another number than the row's largest score, its weight is no 1, which
+# would be exact in any type: the digits are those for which a type is widest.
+_OTHER_TOP = 2.0**-20
 
 
 class Query(NamedTuple):
@@ -114,13 +117,14 @@ def write_near_and_features(query: Query, q: Any, k: Any, v: Any, omega: Any) ->
     if query.order != "samples":
         far, top = _sum_features(query, q @ omega.mT - of_query, (k, v, omega), query.seen & ~near)
         scores, values = q @ k.mT, xp.concat([v, xp.ones_like(v[..., :1])], axis=-1)
-        e, *_ = _raise(xp.concat([scores, 0.0 * scores[..., :1] + top], axis=-1), shown)
+        both = xp.concat([scores, 0.0 * scores[..., :1] + top], axis=-1)
+        e, *_ = _raise(both, shown, _OTHER_TOP)
         total = e[..., :-1] @ values + far * e[..., -1:]
         return total[..., :-1] / total[..., -1:]
     means, log_size = _attend_samples(k, v, omega, query.seen & ~near)
     scores = xp.concat([q @ k.mT, q @ omega.mT - of_query + log_size], axis=-1)
     seen = np.append(query.seen & near, np.full(size, np.any(query.seen & ~near)))
-    return query.average(scores, xp.concat([v, means], axis=-2), seen)
+    return _average(scores, xp.concat([v, means], axis=-2), seen, _OTHER_TOP)[0]
 
 
 def write_projections(query: Query, q: Any, k: Any, v: Any, omega: Any) -> Any:
@@ -287,20 +291,23 @@ def _half_squares(x: Any) -> Any:
     return x.__array_namespace__().sum(x * x, axis=-1)[..., None, :] / 2
 
 
-def _raise(scores: Any, seen: Any) -> tuple[Any, Any, Any, Any]:
-    """Return e^(score - maximum) of the keys seen, their sum, and the maximum and scores."""
+def _raise(scores: Any, seen: Any, below: float = 0.0) -> tuple[Any, Any, Any, Any]:
+    """Return e^(score - top) of the keys seen, their sum, and the top and scores.
+
+    The top is the largest score, or so far below it.
+    """
     xp = scores.__array_namespace__()
     top = np.max(np.where(seen, untraced(scores), -math.inf), -1, keepdims=True)
-    top = xp.where(top > -math.inf, np.where(top > -math.inf, top, 0.0), 0.0)
+    top = xp.where(top > -math.inf, np.where(top > -math.inf, top - below, 0.0), 0.0)
     scores = xp.where(seen, scores, top)
     e = xp.where(seen, xp.exp(scores - top), 0.0)
     mass = xp.sum(e, axis=-1, keepdims=True)
     return e, xp.where(mass == 0, 1.0, mass), top, scores
 
 
-def _average(scores: Any, values: Any, seen: Any) -> tuple[Any, Any]:
+def _average(scores: Any, values: Any, seen: Any, below: float = 0.0) -> tuple[Any, Any]:
     """Average values with weights e^score; 0 of none. Also return the logs of the weights' sums."""
-    e, mass, top, _ = _raise(scores, seen)
+    e, mass, top, _ = _raise(scores, seen, below)
     return e @ values / mass, top + top.__array_namespace__().log(mass)
 
 
