@@ -186,11 +186,10 @@ class Trials:
             for x, y, size in zip(sample.heads, self.given, self.sizes, strict=True)
         ]
         self.rate = partial(rate_limits, sample.unit)
-        # Right rows between wrong ones contradict no cause, which may act in some rows alone.
+        # Right rows between wrong ones contradict no cause of numbers: it may act in some alone.
         edges = np.sum(sample.wrong[:, 1:] != sample.wrong[:, :-1])
-        self.scattered = not sample.told and edges > max(
-            _SCATTERED * np.sum(sample.wrong), _FIRST_ROWS
-        )
+        several = edges > max(_SCATTERED * np.sum(sample.wrong), _FIRST_ROWS) and not sample.told
+        self.scattered = several and all(np.all(np.isfinite(x.got)) for x in sample.heads)
         wrong = [np.flatnonzero(x.wrong) for x in sample.heads]
         # A few rows of the head with most wrong ones, by which most alternatives are left out.
         at = max(range(len(wrong)), key=lambda x: len(wrong[x]), default=0)

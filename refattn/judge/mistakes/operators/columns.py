@@ -71,7 +71,8 @@ def list_column_factors(
                 break
         else:
             at, by = next(iter(found.items()), ((), np.ones(d)))
-            if np.any(np.abs(by) < _NO_COLUMN):  # never written
+            # Columns of 0 were never written, and one factor is none of columns.
+            if np.any(np.abs(by) < _NO_COLUMN) or np.ptp(by) < _NO_COLUMN * np.max(np.abs(by)):
                 return
             each = [f"{c:.3g} (column {x})" for x, c in enumerate(by) if abs(c - 1) > _NO_COLUMN]
             text = "columns of values, or of the output, have factors of their own: "

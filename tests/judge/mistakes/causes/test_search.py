@@ -519,11 +519,11 @@ def test_a_cause_in_some_heads_names_them(head):
 
 
 @pytest.mark.long
-def test_a_cause_in_a_place_must_hold_in_its_right_rows():
-    """Every third query is not causal: those between are right, and say that it is no tile."""
+def test_a_cause_may_act_in_rows_between_right_ones():
+    """Every third query is not causal: those between are right, and it is no tile."""
     s = np.where((np.arange(N) % 3 == 1)[:, None], S, hide(S, FAR <= 0))
     found = judged(attention(s, causal=True)).suspects[0].text
-    assert "queries see other keys: query 1 also keys 2 to 63; query 4 also keys 5 to 63" in found
+    assert found == "agrees if attention is not causal, but only in queries 1 to 61 in steps of 3"
 
 
 def test_log_normalisers_that_are_not_finite():
