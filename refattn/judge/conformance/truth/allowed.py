@@ -593,7 +593,8 @@ def _terms(
     return phi_q @ np.swapaxes(phi_k, -1, -2), added
 
 
+@np.errstate(over="ignore")
 def _norm(x: Any) -> float:
-    """Return the largest length of a row."""
+    """Return the largest length of a row, which may be infinite."""
     x = np.asarray(x, float)
     return float(np.max(np.sqrt(np.sum(x * x, -1)), initial=0.0))
