@@ -47,7 +47,6 @@ def list_edited(
 def known_rows(problem: Problem) -> Iterator[Mutant]:
     """List the package's own rows that can make a difference, but those of draws."""
     options = {x for x, y in _USUAL.items() if getattr(problem, x) != y} | {*problem.first}
-    options -= {"mask"} if problem.packed is not None else set()  # that of sequences is not given
     for row in wrong():
         fixed = "dropout" not in (row.fn.over, row.fn.block)
         if fixed and row.estimator == problem.called and matters(row.name, options):
