@@ -167,10 +167,10 @@ def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Ite
     # Causes of whole gradients have a search of their own.
     if problem.gradient is not None and not part:
         return
-    if not part:
-        yield from _describe_rows("all rows", got, right)
-    elif not np.any(got):
+    if not np.any(got) and (part or not sample.wrong.all()):
         yield f"{where}: all numbers are 0, as if they were never computed"
+    elif not part:
+        yield from _describe_rows("all rows", got, right)
     elif got.size == 1:
         return  # a number by itself is like any other
     elif np.all(got == got.flat[0]):

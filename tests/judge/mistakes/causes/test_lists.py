@@ -70,6 +70,9 @@ def test_each_listed_cause_is_found_in_its_own_numbers(tmp_path, name):
         if found.verdict == "FAIL":
             said = found.suspects[0].text.removeprefix("agrees if ")
             own += said == text
+            if said.endswith("all numbers are 0, as if they were never computed"):
+                assert not np.any(wrong[:, 1:])  # of which any list may say it
+                continue
             off = np.abs(compute(every[said], n) - wrong) > 0.02 + 0.02 * np.abs(wrong)
             assert said == text or np.mean(off) < 0.03, (text, said)
     assert own > 1
