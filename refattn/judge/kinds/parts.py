@@ -92,7 +92,9 @@ def blame_parts(
     """Name wrong parts as what is wrong in an output that is their merge."""
     wrong = [x for x, y in verdicts.items() if x.startswith("part ") and y.verdict == "FAIL"]
     state = [verdicts[x].verdict for x in ("out", MERGE) if x in verdicts]
-    why = next((f": {y[0].text.partition(' if ')[2]}" for x in wrong if (y := suspects[x])), "")
+    why = next(
+        (f": {y[0].text.removeprefix('agrees if ')}" for x in wrong if (y := suspects[x])), ""
+    )
     # What is wrong in all scores is named for the output as well.
     if not wrong or state != ["FAIL", "PASS"] or (suspects["out"] and "lse is" not in why):
         return suspects

@@ -410,7 +410,8 @@ def _put_scores(saved: Tile | None, tile: Tile) -> Tile:
 def _list_padded(back: Backward) -> Iterator[Candidate]:
     """List the backward pass whose sums have rows past the last query, which are not hidden.
 
-    Errors are sums over these rows: a matrix of as many singular values, in the span of no query.
+    Errors are sums over these rows: a matrix of as many singular values, whose span has no row of a
+    head, as whatever else is added would have.
     """
     forward, added, past = back.first.forward, dict[tuple[str, Index], Doubles](), set[int]()
     n, both = forward.shape[0], ("dk", "dv")
@@ -425,13 +426,16 @@ def _list_padded(back: Backward) -> Iterator[Candidate]:
         u, sizes, span = np.linalg.svd(error / std[:, None], full_matrices=False)
         count = int(np.sum(sizes > _ABOVE_NOISE * sum(map(math.sqrt, error.shape))))
         pad = next((y for y in _PADS if len(heads) * (-n % y) == count), 0)
-        rows = [
-            back.keep(of, y)[0].d_out if of == "dv" else back.keep(of, y)[0].head.q for y in heads
-        ]
+        if not 0 < count < min(error.shape) - 2 or not pad:
+            return
+        kept = [back.keep(of, y)[0] for y in np.ndindex(forward.lead)]
+        # Rows of any head, and of the other array that is as wide, may be what is added.
+        rows = [y.d_out if of == "dv" else y.head.q for y in kept]
+        rows += [y.head.v if of == "dv" else y.head.k for y in kept]
         every = np.concatenate(rows)
         rest = every - every @ span[:count].T @ span[:count]
         own = np.sum(rest * rest, -1) < _IN_SPAN**2 * np.sum(every * every, -1)
-        if not 0 < count < min(error.shape) - 2 or not pad or np.any(own):
+        if np.any(own):
             return
         added[of, x.rows.at] = np.zeros((back.parts[of].problem.shape[0], error.shape[1]))
         added[of, x.rows.at][x.rows.queries] = std[:, None] * (

@@ -184,7 +184,7 @@ def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Ite
         # Whole tiles, in every head: as a loop that stops or begins elsewhere leaves them.
         tiles = rows[0] % _TILES[0] == 0 and sample.wrong[:, rows[0] : rows[-1] + 1].all()
         tiles = tiles and (rows[-1] + 1 == n or (rows[-1] + 1) % _TILES[0] == 0) and len(rows) < n
-        tail = "the last tile was never written, or its queries were not read"
+        tail = f"the last tile was {_STALE}"
         what = tail if rows[-1] + 1 == n else f"these tiles were {_STALE}"
         found = [*_describe_part(where, got, right, what if tiles else _STALE)]
         # Columns beside right ones, or rows that are alike in all heads, and of no correlation.

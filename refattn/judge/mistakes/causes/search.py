@@ -147,9 +147,9 @@ def search_causes(
 
 
 def _may_stand(trials: Trials, one: Explained) -> bool:
-    """Tell whether an alternative holds; if it makes right rows wrong, in all wrong rows.
+    """Tell whether an alternative holds in all rows, or else explains every wrong row.
 
-    Then rows of zeros say nothing of it: whatever overflows may give these.
+    Wrong rows that are all 0 explain nothing of the latter kind: any overflow may give these.
     """
     if not one.holds or one.everywhere:
         return one.holds

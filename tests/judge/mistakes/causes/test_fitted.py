@@ -179,7 +179,9 @@ def test_a_tail_that_was_never_written_is_a_cause():
         out[:, rows] = other[:, rows]
         texts.append([x.text for x in judged({"q": q, "k": k, "v": v, "out": out}).suspects])
     where = "queries 48 to 63: numbers have nothing to do with the exact ones"
-    assert texts[0] == [f"{where}: the last tile was never written, or its queries were not read"]
+    assert texts[0] == [
+        f"{where}: the last tile was never written (stale), or computed from something else"
+    ]
     assert (
         "queries 16 to 31: numbers have nothing to do with the exact ones: these tiles"
         in texts[1][0]
