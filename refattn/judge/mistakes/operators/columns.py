@@ -53,7 +53,7 @@ def list_columns(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Ite
 def list_column_factors(
     problem: Problem, wrong: Sequence[Sampled], unit: float
 ) -> Iterator[Alternative]:
-    """List the kernel whose output has a factor of its own in each column, and perhaps head."""
+    """List the kernel that multiplies columns of the output by factors, of all heads or of each."""
     rows, d = max(_ROWS // max(len(wrong), 1), 2 * _FEWEST_ROWS), problem.shape[-1]
     some = [x.take(thin(np.arange(len(x.got)), rows)) for x in wrong]
     exact = {x.rows.at: Alternative("", problem).result(x.rows).out for x in some}

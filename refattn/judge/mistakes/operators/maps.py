@@ -17,7 +17,7 @@ Places = npt.NDArray[np.int64]
 HeadRule = Callable[[Index], Any]  # the index of a head that another reads; None for nothing
 _POWERS = (2, 4, 8, 16, 32, 64, 128, 256)
 _GROUPS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16)  # query heads that may share a key head
-_BLOCKS_AS_ONE = (2, 3, 4, 8)  # blocks that may be taken for one
+_BLOCKS_AS_ONE = (2, 3, 4, 8)  # neighbouring blocks, of which all may read the first
 _NAMED_ONE_BY_ONE = 4  # that are named one by one
 
 

@@ -23,7 +23,7 @@ _BY_CHANCE = 1e-3  # that one of the keys leaves so little, at most
 _FIRST_NAMED = 3
 _MOST_KEYS, _MOST_NUMBERS = 6, 2**22  # that count otherwise; of the terms of keys, that are kept
 _LEFT_BY_FEW, _CHANCE_OF_FEW = 4.0, 1e-6  # mean square of z, and chance of as little, at most
-_NEAR_COUNT = 0.05  # how far from a whole number a count may be that is said to be one
+_NEAR_COUNT = 0.05  # a count this near to a whole number is said to be whole
 
 
 class _OwnKey(NamedTuple):

@@ -76,7 +76,7 @@ def spoiled():
 
 
 def memory(lay, count, stride=N):
-    """What heads read: so many rows, a stride after those of the head before."""
+    """Each head reads so many rows, which begin a stride after those of the head before."""
     k, v = (lay(x)[stride * HEAD[..., 0] + np.arange(count)] for x in (K, V))
     return scores(Q, k), v
 

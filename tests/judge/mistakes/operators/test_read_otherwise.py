@@ -93,7 +93,7 @@ def test_log_normalisers_of_other_rows(words):
 
 @pytest.mark.long
 def test_parts_with_log_normalisers_of_other_rows():
-    """The output is what these parts are merged to, and it is said what is wrong in them."""
+    """The output is the merge of these parts: what is wrong in them is named."""
     parts = slice(40), slice(40, N)
     lse = np.stack([fused(S[..., j], V[:, j])[1] for j in parts])
     outs = [np.exp(S[..., j] - x[..., None]) @ V[:, j] for j, x in zip(parts, lse, strict=True)]
