@@ -62,8 +62,8 @@ class TileShares(NamedTuple):
             tops, lagging = tops[~late], tops[late]
         if hidden is not None:
             gap[hidden] = 0.0
-        found = cls(gap, weights, tops, hidden, float(np.min(weights, initial=1.0)))
-        return found._replace(lagging=lagging)
+        least = float(np.min(weights, initial=1.0))
+        return cls(gap, weights, tops, hidden, least, lagging=lagging)
 
     @classmethod
     def of_shares(cls, tile: Tile, shares: Doubles, gap: Doubles) -> TileShares:

@@ -415,9 +415,9 @@ def _list_padded(back: Backward) -> Iterator[Candidate]:
     """
     forward, added, past = back.first.forward, dict[tuple[str, Index], Doubles](), set[int]()
     n, both = forward.shape[0], ("dk", "dv")
-    for of, x in (
-        ((y, x) for y in both for x in back.list_wrong(y)) if {*both} <= {*back.failed} else ()
-    ):
+    if not {*both} <= {*back.failed}:
+        return
+    for of, x in ((y, x) for y in both for x in back.list_wrong(y)):
         heads = back.gradients[of].heads[x.rows.at]
         error = differ(x.got, back.predict(Candidate(""), of, x.rows.at, x.rows.queries))
         std = back.samples[of].unit * np.sqrt(np.mean(np.square(row_sizes(x.got)), -1))

@@ -263,9 +263,10 @@ def _list_mixed_rows(problem: Problem, sample: Sample) -> Iterator[Alternative]:
         ]
         own, other, got = (np.concatenate(x) for x in zip(*parts, strict=True))
         size = sample.unit * row_sizes(got)
-        columns = np.stack([(own / size).ravel(), (other / size).ravel()], -1)
-        c = np.linalg.lstsq(columns, (got / size).ravel(), rcond=None)[0]
-        off = float(np.mean(np.square((got / size).ravel() - columns @ c)))
+        *terms, rest = ((x / size).ravel() for x in (own, other, got))
+        columns = np.stack(terms, -1)
+        c = np.linalg.lstsq(columns, rest, rcond=None)[0]
+        off = float(np.mean(np.square(rest - columns @ c)))
         found.append((off, by, *c.tolist()))
     off, by, a, b = min(found, default=(math.inf, 0, 0.0, 0.0))
     if off < _LEFT_OF_ROWS and min(abs(a), abs(b)) > _NO_PART:

@@ -186,13 +186,13 @@ def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Ite
         tiles = tiles and (rows[-1] + 1 == n or (rows[-1] + 1) % _TILES[0] == 0) and len(rows) < n
         tail = f"the last tile was {_STALE}"
         what = tail if rows[-1] + 1 == n else f"these tiles were {_STALE}"
-        found = [*_describe_part(where, got, right, what if tiles else _STALE)]
         # Columns beside right ones, or rows that are alike in all heads, and of no correlation.
         sharp = not kept.all() or (
             (sample.wrong == sample.wrong[:1]).all() and np.ptp(rows) < len(rows)
         )
-        if sharp and abs(_correlate(got, right)) < _NO_RELATION / math.sqrt(got.size):
-            found = [x.replace(_UNLIKE_AS_IF, _UNRELATED) for x in found]
+        sharp = sharp and abs(_correlate(got, right)) < _NO_RELATION / math.sqrt(got.size)
+        said = (_UNRELATED if sharp else _UNLIKE_AS_IF) + (what if tiles else _STALE)
+        found = _describe_part(where, got, right, said)
         yield from (x for x in found if problem.gradient is None or "precision" not in x)
 
 
@@ -260,8 +260,8 @@ def _take_means(heads: Sequence[tuple[Doubles, Doubles]]) -> Iterator[Doubles]:
         yield np.concatenate([x - np.mean(x, 0) for x in arrays if len(x)])
 
 
-def _describe_part(where: str, got: Doubles, right: Doubles, what: str) -> Iterator[str]:
-    """Say that numbers are a factor too large, or have nothing to do with the exact ones."""
+def _describe_part(where: str, got: Doubles, right: Doubles, said: str) -> Iterator[str]:
+    """Say that numbers are a factor too large, or what is said of those unlike the exact ones."""
     product, size = np.sum(got * right), np.sum(right * right)
     left = np.sum(np.square(got - product / size * right))
     most = min(
@@ -273,7 +273,7 @@ def _describe_part(where: str, got: Doubles, right: Doubles, what: str) -> Itera
     elif abs(product / size - 1) > _NEAR_ONE and left < most:
         yield f"{where}: numbers are {product / size:.4g} times as large as they should be"
     elif got.size >= _NUMBERS and abs(_correlate(got, right)) < _UNLIKE:
-        yield f"{where}: {_UNLIKE_AS_IF}{what}"
+        yield f"{where}: {said}"
     else:
         yield from by_rows
 

@@ -87,7 +87,8 @@ ERRORS: tuple[type[Exception], ...] = (
 )
 _LOG = logging.getLogger(__name__)
 _Some = TypeVar("_Some")
-_HELD_SQUARE, _LARGEST = 1.1, 15.0  # mean square of z, but for chance, and |z| of what holds
+_HELD_SQUARE, _LARGEST = 1.1, 15.0  # at most: mean of z^2, less 4 standard deviations; |z|
+_ROUNDED_SQUARE = 4.0  # mean square of z, at most, where numbers are rounded otherwise
 _TOLD_FROM_NONE = 8.0  # times its error, at least, that a number is
 EXPLAINED_BY_WRONG = 0.7  # of the error, at least, that is explained by what does not hold
 _MOST_PART = 0.9  # the same where what does not hold is named
@@ -524,7 +525,7 @@ class Trials:
             first = [x.take(slice(_FIRST_ROWS)) for x in self.sample.heads[:1]]
             squares = [np.square(self._divide(x, given, other, dtype)) for x in first]
             many = 16 if "scores" in changes else 1  # that of their sums may be rounded
-            if squares and not _TOO_SMALL / 4 < np.mean(squares[0]) < 16 * many:
+            if squares and not _TOO_SMALL / 4 < np.mean(squares[0]) < 4 * many * _ROUNDED_SQUARE:
                 continue  # by far
             z = [self._divide(x, given, other, dtype) for x in self.sample.heads]
             every = np.concatenate([np.mean(x * x, -1) for x in z])  # right rows, too
@@ -537,9 +538,9 @@ class Trials:
                 square = float(np.mean(rows)) if len(rows) else 0.0
                 spread = float(np.std(np.log(np.maximum(rows, 1e-9))))
                 far = spread >= (1.2 if many > 1 else 1.0)  # not all rows are as far
-                if far or not least < square < 4 * many or before < 9 * square:
+                if far or not least < square < many * _ROUNDED_SQUARE or before < 9 * square:
                     continue
-                if square > 4:
+                if square > _ROUNDED_SQUARE:
                     text += (
                         f" (errors are {math.sqrt(square):.2g} times as large: "
                         "perhaps sums of q . k are rounded too)"

@@ -62,7 +62,7 @@ def list_reads(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alterna
             read = _stay_within(rule.of, ends, 2 * m if past else count, places)
             if np.array_equal(read, places) or (past and (ends or not np.any(read >= count))):
                 continue
-            if np.all(read == _NOWHERE):  # zeros are said as they are
+            if np.all(read == _NOWHERE):  # nothing but zeros: other causes name that
                 continue
             if np.all(read == read[0]):  # whatever the rule, it is one place
                 rule = Map(str(read[0]), rule.of)
@@ -152,15 +152,15 @@ def _list_placed(problem: Problem, x: Sampled) -> Iterator[Placed]:
         return attend(score_all(other), bias, values)
 
     for names, called in _OF_KEYS.items():
-        change = partial(_read_rows, problem, names)
+        change = partial(read_rows_at, problem, names)
         next_heads = names * (math.prod(problem.lead) > 1)
         yield Placed(called, True, partial(read, names), change, next_heads)
-    of_queries = partial(_read_rows, problem, "q")
+    of_queries = partial(read_rows_at, problem, "q")
     yield Placed(
         "query", False, lambda i: of_scores(_take_or_zero(arrays["q"], i), head.k[:m]), of_queries
     )
     if "bias" in arrays:
-        whole, change = arrays["bias"], partial(_read_rows, problem, "bias")
+        whole, change = arrays["bias"], partial(read_rows_at, problem, "bias")
         yield Placed(
             "bias",
             True,
@@ -169,7 +169,7 @@ def _list_placed(problem: Problem, x: Sampled) -> Iterator[Placed]:
         )
         yield Placed("bias", False, lambda i: attend(bare, _take_or_zero(whole, i), v), change)
     if "mask" in arrays and problem.packed is None:
-        mask, change = arrays["mask"], partial(_read_rows, problem, "mask")
+        mask, change = arrays["mask"], partial(read_rows_at, problem, "mask")
         band = show_band(problem)(
             Place(x.rows.queries[:, None], np.arange(m), *problem.shape[:2], None)
         )
@@ -193,7 +193,7 @@ def _list_placed(problem: Problem, x: Sampled) -> Iterator[Placed]:
         )
 
 
-def _read_rows(
+def read_rows_at(
     problem: Problem, names: str, of: Callable[[Places], Places], axis: int = 0
 ) -> Problem:
     """Read the rows of some arrays, or the columns of a bias, at other places."""
@@ -226,7 +226,7 @@ def list_rings(problem: Problem) -> Iterator[Alternative]:
     for size in sorted({*range(8, m, 8), *([] if left is None else [left + 1])} - {m}):
         last = np.arange(m)
         last[:size] += (m - 1 - last[:size]) // size * size
-        ring = _read_rows(problem, "kv", last.__getitem__)
+        ring = read_rows_at(problem, "kv", last.__getitem__)
         text = f"keys and values are kept in a ring of {size} slots, and causal attention goes by "
         text += (
             f"the slot: slot j, seen by queries from {write_shift('j', n - m)} on, holds the last "

@@ -424,7 +424,7 @@ def _take_read(
 def _describe_read(
     forward: Problem, by_token: bool, step: int, found: Mapping[Index, Sequence[_Stretch]]
 ) -> str:
-    """Say which queries read those of which others, once for heads that are alike."""
+    """Say what queries read, once for all heads that read the same."""
     n, heads = forward.shape[0], forward.lead[-1] if forward.lead else 1
     said, strides = dict[str, list[Index]](), True
     for at, stretches in found.items():
@@ -439,9 +439,9 @@ def _describe_read(
             if start is None:
                 words.append(f"{mine} read 0")
                 continue
-            place_, rest = divmod(start + step * first, heads * n)
+            batch, rest = divmod(start + step * first, heads * n)
             of_head, i = divmod(rest, heads)[::-1] if by_token else divmod(rest, n)
-            whose = forward.index_of(min(place_ * heads + of_head, math.prod(forward.lead) - 1))
+            whose = forward.index_of(min(batch * heads + of_head, math.prod(forward.lead) - 1))
             of, along = f" of head {place(whose)}" * (whose != at), step == 1 and not by_token
             if not along or i + last - first >= n:
                 words.append(f"{mine} read every {step} numbers from query {i}{of} on")

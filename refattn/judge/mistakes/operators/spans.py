@@ -18,6 +18,7 @@ from ..causes.changed_inputs import list_scales
 from ..causes.sampled import Alternative, Result, Rows
 from ..causes.slips import attend_by
 from ..causes.wrong_rows import Sampled, row_sizes, thin
+from .arrays import read_rows_at
 from .intervals import find_interval
 from .maps import list_head_rules
 from .strides import PLURALS
@@ -58,24 +59,17 @@ def _list_versions(problem: Problem) -> Iterator[Alternative]:
 
 
 _OTHER_KEYS: Mapping[str, Callable[[Any], Any]] = {
-    "the next key": lambda j: j + 1,
-    "the key before": lambda j: j - 1,
-    "the other key of each pair": lambda j: j ^ 1,
+    "the next key": lambda j: np.minimum(j + 1, len(j) - 1),
+    "the key before": lambda j: np.maximum(j - 1, 0),
+    "the other key of each pair": lambda j: np.minimum(j ^ 1, len(j) - 1),
 }
 
 
 def _list_moved_keys(problem: Problem) -> Iterator[Alternative]:
     """List keys and values that are read in the place of others."""
     for names, (other, of) in product(("kv", "k", "v"), _OTHER_KEYS.items()):
-        moved = problem
-        for name in names:
-            moved = moved.replaced(name, partial(_read_other_keys, of))
         called = " and ".join(PLURALS[x] for x in names)
-        yield Alternative(f"{called} are those of {other}", moved)
-
-
-def _read_other_keys(of: Callable[[Any], Any], _: Index, x: Doubles) -> Doubles:
-    return np.asarray(np.take(x, of(np.arange(len(x))), 0, mode="clip"))
+        yield Alternative(f"{called} are those of {other}", read_rows_at(problem, names, of))
 
 
 def list_spans(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Iterator[Alternative]:

@@ -112,9 +112,7 @@ def _list_broadcast(problem: Problem) -> Iterator[Alternative]:
             text += f", not 0: query i and key j have the number {f'{apart} ' * (apart > 1)}i + j"
             inside, read = places < stored.size, stored.ravel()[places % stored.size]
             for words, rest in _PAST.items() if apart > 1 else [("", read)]:
-                past = np.where(
-                    inside, read, np.asarray(read if rest is None else rest, read.dtype)
-                )
+                past = read if rest is None else np.where(inside, read, read.dtype.type(rest))
                 moved = partial(_take_index, np.broadcast_to(past, every.shape))
                 yield Alternative(text + words, problem.replaced(name, moved))
 

@@ -142,7 +142,7 @@ class TilesOfHeads(NamedTuple):
         return self.lay_out(name, at)[read].reshape(-1, x.shape[-1])[: len(x)]
 
     def find(self, some: Sequence[Sampled], unit: float) -> Chosen | None:
-        """Find what is read in place of each tile, in turn what leaves the least error."""
+        """Find what is read in place of each tile, tile by tile, by the error that is left."""
         rows = -(-_ROWS_OF_TILES // len(some))
         each = [self._sum(x.take(thin(np.arange(len(x.got)), rows)), unit) for x in some]
         sums, rest = (np.concatenate(x, -1) for x in zip(*each, strict=True))
@@ -188,11 +188,11 @@ class TilesOfHeads(NamedTuple):
         """Say from where the tiles of a head are read."""
         called = {"k": "keys", "v": "values"}.get(self.names, "keys and values")
         by, words, count = read - np.arange(len(read)), list[str](), len(read)
-        by[read // count == max(len(self.heads), 1)] = -read.size  # zeros
+        others = max(len(self.heads), 1)
+        by[read // count == others] = -read.size  # zeros
         for t in np.split(np.arange(count), np.flatnonzero(np.diff(by)) + 1):
             head = int(read[t[0]]) // count
             here, there = (self._name_tiles(x % count) for x in (t, read[t]))
-            others = max(len(self.heads), 1)
             of = f" of head {place(self.order(at)[head % others])}" if head else ""
             if head == others:
                 words.append(f"{called} {here} are 0")
