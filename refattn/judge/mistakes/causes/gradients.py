@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, product
@@ -151,8 +152,8 @@ def explain_backward(
         everywhere = harmless and holding == {*failed}
         # Zeros alone tell of no cause but that they were never written: any loss of all keys fits.
         holding -= set() if everywhere and holding - zero else zero
-        # A fitted number is that of all parts that failed, or of none.
-        if holding and (everywhere or "±" not in one.text):
+        # A fitted number, or a type that loosens roundings, is that of all parts that failed.
+        if holding and (everywhere or not re.search("±|rounded to", one.text)):
             found.append(Held(one, holding, everywhere, off / len(holding), local))
     return _name(found, back), back.samples, given
 

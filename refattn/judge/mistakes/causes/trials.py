@@ -24,10 +24,9 @@ from ..defects.catalogue import Mutant
 from ..operators.arrays import list_reads, list_rings, list_sinks
 from ..operators.classes import (
     list_merged_more,
-    list_other_weights,
     list_partial_sums,
+    list_reweighed,
     list_stale_weights,
-    list_weighted_classes,
 )
 from ..operators.columns import list_column_factors, list_columns, list_widths
 from ..operators.exponentials import list_powers, list_rounded_by_tiles, list_weights
@@ -343,7 +342,7 @@ class Trials:
             rows = known_rows(self.posed) if self.posed.kind in ("scores", "map") else ()
             lists.append(filter(self.changes, list_edited(self.posed, rows)))
         lists += [x(problem, every, unit) for x in (list_spans, list_few_keys)]
-        for listing_by in (list_seen_keys, list_weighted_classes, list_other_weights):
+        for listing_by in (list_seen_keys, list_reweighed):
             lists.append(listing_by(problem, every, unit, self.about[1]))
         return [*lists, list_merged_more(problem, every, self.about[1])]
 
