@@ -29,7 +29,7 @@ _NO_SUM = 1e-9  # of the weights
 _LEAST_SHARE, _FEWEST_MERGED = 1e-3, 6  # of all weights that a part has, and rows that tell it
 
 KeyClass = npt.NDArray[np.bool_]
-Group = npt.NDArray[np.int64]  # the class of each key
+ClassOf = npt.NDArray[np.int64]  # the class of each key
 
 
 def list_partial_sums(
@@ -151,8 +151,9 @@ def list_reweighed(
     some = [
         x.take(thin(np.arange(len(x.got)), _ROWS_OF_CLASS)) for x in thin(wrong, _HEADS_OF_CLASS)
     ]
-    found: list[tuple[float, str, Group, list[Doubles]]] = []
-    for text, group in _list_groups(problem) if some else ():
+    found: list[tuple[float, str, ClassOf, list[Doubles]]] = []
+    zero = any(np.any(~np.any(x.got, -1)) for x in some)  # which any numbers explain that are 0
+    for text, group in _list_classes(problem) if some and not zero else ():
         off, before, times = 0.0, 0.0, list[Doubles]()
         for x in some:
             exact, out, each = _fit_factors(problem, group, x.rows, x.got)
@@ -178,7 +179,7 @@ def list_reweighed(
         yield Alternative(text.format(span), problem, answer=answer)
 
 
-def _list_groups(problem: Problem) -> Iterator[tuple[str, Group]]:
+def _list_classes(problem: Problem) -> Iterator[tuple[str, ClassOf]]:
     """List the class of each key, in words with a place for numbers of the classes."""
     (_, m, d), j = problem.shape, np.arange(problem.shape[1])
     parts = {f"tiles of {x} keys": j // x for x in TILE_SIZES[::-1]}
@@ -200,7 +201,7 @@ def _list_groups(problem: Problem) -> Iterator[tuple[str, Group]]:
 
 
 def _fit_factors(
-    problem: Problem, group: Group, rows: Rows, got: Doubles
+    problem: Problem, group: ClassOf, rows: Rows, got: Doubles
 ) -> tuple[Result, Doubles, Doubles]:
     """Fit the numbers that what each class adds to a row is multiplied by."""
     head = take_rows(problem, rows)
@@ -212,7 +213,7 @@ def _fit_factors(
 
 
 def _list_merges(
-    problem: Problem, text: str, group: Group, some: Sequence[Sampled], times: Sequence[Doubles]
+    problem: Problem, text: str, group: ClassOf, some: Sequence[Sampled], times: Sequence[Doubles]
 ) -> Iterator[Alternative]:
     """List merges of parts by an lse in which the maximum, or the sum, counts otherwise."""
     edges = np.searchsorted(group, np.arange(group[-1] + 1))
@@ -227,9 +228,10 @@ def _list_merges(
     weight = np.where(known, each * np.exp(finite(lse - np.max(lse, -1, keepdims=True))), 0.0)
     called = text.partition(" are added")[0]
     for words, (of_top, of_sum) in _COUNTED.items():
-        x = finite(of_top * top + of_sum * (lse - top))
-        x, y = (z - np.average(z, -1, weight + _NO_SUM)[:, None] for z in (x, log))
-        c = 1 + float(np.sum(weight * x * y) / max(np.sum(weight * x * x), 1e-300))
+        both = finite(of_top * top + of_sum * (lse - top)), log
+        of_lse, of_log = (y - np.average(y, -1, weight + _NO_SUM)[:, None] for y in both)
+        size = max(float(np.sum(weight * of_lse * of_lse)), 1e-300)
+        c = 1 + float(np.sum(weight * of_lse * of_log)) / size
         by = partial(_count_in_lse, of_top * (c - 1) + 1, of_sum * (c - 1) + 1)
         name = name_number(c, _NEAR * abs(c), LOGARITHMS | {"the scale": problem.scale})
         said = f"{called} are merged with an lse in which the {words} counts {c:.3g} times"
@@ -242,11 +244,11 @@ _COUNTED = {"largest score": (1, 0), "log of the sum over it": (0, 1), "whole": 
 
 def _count_in_lse(of_top: float, of_sum: float, lse: Doubles, top: Doubles) -> Doubles:
     other = of_top * top + of_sum * finite(lse - top)
-    return np.exp(other - np.max(other, 0))
+    return np.asarray(np.exp(other - np.max(other, 0)))
 
 
 def _attend_by_fit(
-    problem: Problem, group: Group, heads: Sequence[Index], numbers: Numbers, rows: Rows
+    problem: Problem, group: ClassOf, heads: Sequence[Index], numbers: Numbers, rows: Rows
 ) -> Result:
     """Take what is fitted to each row of some heads; where keys are right, sums are known."""
     exact, out, times = _fit_factors(problem, group, rows, numbers.out(rows.at)[rows.queries])
