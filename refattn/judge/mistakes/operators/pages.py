@@ -76,11 +76,11 @@ def list_blocks_of_cache(
             text = f"blocks of {size} keys are read as blocks of {other_size}: key j is key "
             text += f"j % {other_size} of entry j // {other_size} of the block table"
             text += f", and blocks begin {stride} keys apart" * (stride != size)
-            read = _read_table(problem, text, table, other_size, stride)
-            yield read
+            other_read = _read_table(problem, text, table, other_size, stride)
+            yield other_read
             if other_size < size:
                 some = partial(_show_entries, problem, packed.keys, (size, other_size))
-                yield read._replace(text=f"{text}: of as many entries as before", seen=some)
+                yield other_read._replace(text=f"{text}: of as many entries as before", seen=some)
     for text, turn in TURNED.items() if problem.lead[-1] > 1 else ():
         turned = problem
         for name in "kv":
