@@ -45,7 +45,6 @@ from ..operators.spans import list_spans
 from ..operators.strides import list_addresses, list_swaps
 from ..operators.tiles import (
     list_crossed_parts,
-    list_interleaved,
     list_moved_tiles,
     list_scoped,
 )
@@ -336,7 +335,6 @@ class Trials:
         for listing in (list_stale_weights, list_crossed_parts):
             lists.append(listing(problem, few, unit))
         lists += [list_moved_tiles(problem, every, unit), list_smoothed(problem)]
-        lists.append(self.take_nearest(list_interleaved(problem)))
         lists.append(self.take_nearest(list_rounded_by_tiles(problem)))
         lists.append(list_scoped(problem, list_alternatives(problem), few, unit))
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ....arrays.library import Doubles
 from ....arrays.words import place
+from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
 from ...verification.findings import LOGARITHMS, Numbers, name_number, name_span
 from ..causes.sampled import Alternative, Result, Rows, attend, take_rows
@@ -21,7 +22,8 @@ from .tiles import choose_columns, describe_keys
 
 _CLASS_PERIODS = (2, 4, 8, 16, 32, 64, 48, 24, 96, 128)  # of keys of which some are a class
 _ROWS_OF_CLASS, _HEADS_OF_CLASS = 32, 4
-_NEAR = 2e-3  # relative error of numbers of parts
+_IN_TURN = (3, 4, 8)  # parts
+_NEAR = 5e-3  # relative error of numbers of parts
 _FEWEST_ROWS, _MOST_HEADS = 2, 64  # the same of many heads
 _LEFT_BY_CLASSES = 4.0  # mean square of z, at most
 _LEFT_OF_OTHERS = 1 / 16  # of the square of errors, at most
@@ -151,9 +153,9 @@ def list_reweighed(
     some = [
         x.take(thin(np.arange(len(x.got)), _ROWS_OF_CLASS)) for x in thin(wrong, _HEADS_OF_CLASS)
     ]
-    found: list[tuple[float, str, ClassOf, list[Doubles]]] = []
+    found: list[tuple[float, tuple[str, str], ClassOf, list[Doubles]]] = []
     zero = any(np.any(~np.any(x.got, -1)) for x in some)  # which any numbers explain that are 0
-    for text, group in _list_classes(problem) if some and not zero else ():
+    for words, group in _list_classes(problem) if some and not zero else ():
         off, before, times = 0.0, 0.0, list[Doubles]()
         for x in some:
             exact, out, each = _fit_factors(problem, group, x.rows, x.got)
@@ -162,16 +164,14 @@ def list_reweighed(
             off += float(of_fit) * columns / (columns - each.shape[1])  # as many are fitted
             before += float(np.sum(np.square((x.got - exact.out) / scale)))
             times.append(each)
-            if off > _LEFT_OF_OTHERS * before or off > _LEFT_BY_CLASSES * sum(
-                y.got.size for y in some
-            ):
+            most = _LEFT_BY_CLASSES * sum(y.got.size for y in some)
+            if off > min(_LEFT_OF_OTHERS * before, most):
                 break
         else:
-            found.append((off, text, group, times))
+            found.append((off, words, group, times))
     # Of groups that are as near the one with fewest classes, which has most numbers to spare.
-    for _, text, group, times in sorted(found, key=lambda x: (x[3][0].shape[1], x[0]))[:1]:
-        if group[0] == 0 and np.all(np.diff(group) >= 0):
-            yield from _list_merges(problem, text, group, some, times)
+    for _, (called, text), group, times in sorted(found, key=lambda x: x[3][0].shape[1])[:1]:
+        yield from _list_merges(problem, called, group, some, times) if called else ()
         every = np.concatenate(times)
         by = every[:, 1:] / np.where(every[:, :1] == 0, np.nan, every[:, :1])
         answer = partial(_attend_by_fit, problem, group, heads, numbers)
@@ -179,25 +179,32 @@ def list_reweighed(
         yield Alternative(text.format(span), problem, answer=answer)
 
 
-def _list_classes(problem: Problem) -> Iterator[tuple[str, ClassOf]]:
-    """List the class of each key, in words with a place for numbers of the classes."""
+def _list_classes(problem: Problem) -> Iterator[tuple[tuple[str, str], ClassOf]]:
+    """List the class of each key; in words parts that may be merged, and a place for numbers."""
     (_, m, d), j = problem.shape, np.arange(problem.shape[1])
     parts = {f"tiles of {x} keys": j // x for x in TILE_SIZES[::-1]}
     parts |= {x: np.searchsorted(y, j, "right") - 1 for x, y in list_parts(problem)}
+    parts |= {_go_in_turn(x, y): j // y % x for x, y in product(_IN_TURN, (1, *TILE_SIZES))}
     for called, group in parts.items():
-        if 1 <= group[-1] < d / 2:
-            yield f"{called} are added with other weights, in each row {{}} times as large", group
-    for period in (x for x in _CLASS_PERIODS if 2 < x < 2 * m):
-        called = name_span("keys", np.arange(period // 2, period)) + f" of each {period}" * (
-            period < m
-        )
-        if (group := j % period // (period // 2)).any():
-            yield f"weights of {called} have a factor of their own in each row, {{}}", group
+        if 1 <= np.max(group) < d / 2:
+            text = f"{called} are added with other weights, in each row {{}} times as large"
+            yield (called, text), group
+    for size in (x // 2 for x in _CLASS_PERIODS if 2 < x < 2 * m):
+        of_each = f" of each {2 * size}" * (2 * size < m)
+        called = name_span("keys", np.arange(size, 2 * size)) + of_each
+        text = f"weights of {called} have a factor of their own in each row, {{}}"
+        if (group := j // size % 2).any():
+            yield (_go_in_turn(2, size), text), group
     for size in (x for x in TILE_SIZES[::-1] if 2 * x <= d and x < m):
         for first in range(0, m, size):
             of_tile = np.where((j >= first) & (j < first + size), j - first + 1, 0)
             keys = f"keys {first} to {min(first + size, m) - 1}"
-            yield f"weights of {keys} are others in each wrong row", of_tile
+            yield ("", f"weights of {keys} are others in each wrong row"), of_tile
+
+
+def _go_in_turn(parts: int, block: int) -> str:
+    called = "keys" if block == 1 else f"blocks of {block} keys"
+    return f"{parts} parts of the keys, to which {called} go in turn,"
 
 
 def _fit_factors(
@@ -213,33 +220,47 @@ def _fit_factors(
 
 
 def _list_merges(
-    problem: Problem, text: str, group: ClassOf, some: Sequence[Sampled], times: Sequence[Doubles]
+    problem: Problem, called: str, group: ClassOf, some: Sequence[Sampled], times: Sequence[Doubles]
 ) -> Iterator[Alternative]:
     """List merges of parts by an lse in which the maximum, or the sum, counts otherwise."""
-    edges = np.searchsorted(group, np.arange(group[-1] + 1))
+    order, parts = np.argsort(group, kind="stable"), np.arange(np.max(group) + 1)
+    edges = np.searchsorted(group[order], parts)
     shares, tops = list[Doubles](), list[Doubles]()
     for x in some:
-        s = score_all(take_rows(problem, x.rows))[:, : len(group)]
+        s = score_all(take_rows(problem, x.rows))[:, order]
         shares.append(np.logaddexp.reduceat(s, edges, -1))
         tops.append(np.maximum.reduceat(s, edges, -1))
     lse, top, each = (np.concatenate(x) for x in (shares, tops, times))
     known = (each > 0) & np.isfinite(lse)
     log = np.log(np.where(known, each, 1.0))
     weight = np.where(known, each * np.exp(finite(lse - np.max(lse, -1, keepdims=True))), 0.0)
-    called = text.partition(" are added")[0]
-    for words, (of_top, of_sum) in _COUNTED.items():
+    for words, (of_top, of_sum, none) in _COUNTED.items():
         both = finite(of_top * top + of_sum * (lse - top)), log
         of_lse, of_log = (y - np.average(y, -1, weight + _NO_SUM)[:, None] for y in both)
         size = max(float(np.sum(weight * of_lse * of_lse)), 1e-300)
         c = 1 + float(np.sum(weight * of_lse * of_log)) / size
         by = partial(_count_in_lse, of_top * (c - 1) + 1, of_sum * (c - 1) + 1)
         name = name_number(c, _NEAR * abs(c), LOGARITHMS | {"the scale": problem.scale})
-        said = f"{called} are merged with an lse in which the {words} counts {c:.3g} times"
+        said = f"with an lse in which the {words} counts {c:.3g} times" + f" ({name})" * bool(name)
+        said = f"with {none}" if abs(c) < _NEAR else said
         merge = partial(merge_parts, edges=edges.tolist(), weigh=by, is_mean=True)
-        yield Alternative(said + f" ({name})" * bool(name), problem, compute=merge)
+        compute = partial(_merge_in_turn, order=order, merge=merge)
+        yield Alternative(f"{called} are merged {said}", problem, compute=compute)
 
 
-_COUNTED = {"largest score": (1, 0), "log of the sum over it": (0, 1), "whole": (1, 1)}
+_COUNTED = {  # of the largest score and of the log of the sum over it; what is left without them
+    "largest score": (1, 0, "weights e^(lse - largest score), not e^lse"),
+    "log of the sum over it": (0, 1, "weights e^(largest score), not e^lse"),
+    "whole": (1, 1, "equal weights"),
+}
+
+
+def _merge_in_turn(
+    head: SoftmaxHead, order: ClassOf, merge: Callable[[SoftmaxHead], Result]
+) -> Result:
+    every = np.append(order, np.arange(len(order), len(head.k)))
+    of_pairs = {x: y[:, order] for x in ("mask", "bias") if (y := getattr(head, x)) is not None}
+    return merge(head._replace(k=head.k[every], v=head.v[every], **of_pairs))
 
 
 def _count_in_lse(of_top: float, of_sum: float, lse: Doubles, top: Doubles) -> Doubles:

@@ -16,16 +16,13 @@ import numpy.typing as npt
 
 from ....arrays.library import Doubles
 from ....arrays.words import place
-from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
 from ...verification.findings import describe_span
 from ..causes.sampled import Alternative, Result, Rows, attend, take_rows
 from ..causes.slips import (
-    MERGED_PARTS,
     TILE_SIZES,
     attend_by,
     list_parts,
-    merge_parts,
     score_all,
 )
 from ..causes.wrong_rows import Sampled, finite, row_sizes, thin
@@ -41,35 +38,7 @@ _SEEN_BY_FIT = 30.0  # root of the sum of squares of z by which a tile is known
 _USUAL_OFF, _MOST_OFF = 0.1, 0.45  # how far shares are from 0 or 1: the median, and the most
 _MOST_LEFT = 0.03  # of the square of errors, at most, that a choice leaves
 _PARTS_OF_TILES, _LEFT_BY_PARTS = (2, 4, 8), 4.0  # mean square of z, at most
-_IN_TURN = (2, 4, 8, 3)  # parts
 _SPANS_NAMED = 3  # spans of keys that are named one by one
-
-
-def list_interleaved(problem: Problem) -> Iterator[Alternative]:
-    """List kernels that merge parts in a wrong way, to which blocks of keys go in turn."""
-    m = problem.shape[1]
-    for parts, block in product(_IN_TURN, (1, *TILE_SIZES)):
-        if parts * block >= m:
-            continue
-        of_key = np.arange(m) // block % parts
-        edges = np.searchsorted(np.sort(of_key), np.arange(parts)).tolist()
-        called = "keys" if block == 1 else f"blocks of {block} keys"
-        for words, weigh in MERGED_PARTS.items():
-            merge = partial(
-                _merge_in_turn,
-                order=np.argsort(of_key, kind="stable"),
-                merge=partial(merge_parts, edges=edges, weigh=weigh, is_mean=True),
-            )
-            text = f"{parts} parts of the keys, to which {called} go in turn, are merged {words}"
-            yield Alternative(text, problem, compute=merge)
-
-
-def _merge_in_turn(
-    head: SoftmaxHead, order: Chosen, merge: Callable[[SoftmaxHead], Result]
-) -> Result:
-    every = np.append(order, np.arange(len(order), len(head.k)))
-    of_pairs = {x: y[:, order] for x in ("mask", "bias") if (y := getattr(head, x)) is not None}
-    return merge(head._replace(k=head.k[every], v=head.v[every], **of_pairs))
 
 
 def list_moved_tiles(
