@@ -31,9 +31,8 @@ from ...verification.verdict import Verdict, list_few_rows
 from ...verification.worst import find_worst
 from ...verification.z_scores import mean_square
 from ..defects.catalogue import Mutant
-from ..operators.copies import name_copies
+from ..operators.copies import find_grid, name_copies
 from ..operators.exponentials import is_of_weights, rounds_weights, say_what_overflows
-from ..operators.grids import find_grid
 from .alternatives import list_alternatives
 from .edited import list_like
 from .fitted import name_dropout
