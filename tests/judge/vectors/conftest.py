@@ -5,7 +5,6 @@ import os
 import pickle
 import shutil
 import time
-from pathlib import Path
 
 import pytest
 
