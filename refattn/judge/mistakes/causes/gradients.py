@@ -379,15 +379,15 @@ def _list_regrouped(back: Backward) -> Iterator[Candidate]:
         moved = {x: g for x, g in used.items() if g != own[x]}
         across = any(g is not None and g[:-1] != x[:-1] for x, g in moved.items())
         said = dict[str, list[Index]]()
-        for x, g in moved.items():
+        for at, g in moved.items():
             of = f" of batch member {place(g[:-1])}" if g and across else ""
-            said.setdefault(f"key head {g[-1] // share}{of}" if g else "no key head", []).append(x)
+            said.setdefault(f"key head {g[-1] // share}{of}" if g else "no key head", []).append(at)
         if said:
             each = [
-                f"{x} by {name_heads(forward, np.array([forward.number(z) for z in y]))}"
+                f"{words_of} by {name_heads(forward, np.array([forward.number(z) for z in y]))}"
                 if across
-                else f"{x} by {name_span('query heads', np.unique([z[-1] for z in y]))}"
-                for x, y in said.items()
+                else f"{words_of} by {name_span('query heads', np.unique([z[-1] for z in y]))}"
+                for words_of, y in said.items()
             ]
             text = f"in the backward pass a wrong key head is used: {', '.join(each)}{words}"
             yield Candidate(text, answer=partial(_regroup, back, used, saved))

@@ -20,12 +20,11 @@ from .backward_places import GROUPED_PAIRS, OFF_COUNTS
 from .tiles import describe_keys
 
 _ROWS, _HEADS, _MOST_GROUPS = 8, 4, 16  # by which counts are known; groups of columns
-_LEFT = 9.0  # mean square of z, at most
+_LEFT_BY_COUNTS = 9.0  # mean square of z, at most
 _FEWEST_KEYS, _CHUNKS_NAMED = 4, 2  # of a chunk; chunks of queries that are named
 _TOLD = 30.0  # root of the sum of squares of z by which a count is known
-_LEAST_FACTOR = 1e-9  # of weights
 
-Counts = npt.NDArray[np.int64]
+HowOften = npt.NDArray[np.int64]
 
 
 def _take_few(back: Backward, of: str) -> list[Sampled]:
@@ -33,7 +32,7 @@ def _take_few(back: Backward, of: str) -> list[Sampled]:
     return [x.take(thin(np.arange(len(x.got)), _ROWS)) for x in wrong]
 
 
-def _fit_counts(terms: Doubles, got: Doubles, usual: Doubles) -> Counts | None:
+def _fit_counts(terms: Doubles, got: Doubles, usual: Seen) -> HowOften | None:
     """Fit how often terms, (numbers, terms), count; those that do not matter count as usual."""
     known = np.sqrt(np.sum(terms * terms, 0)) > _TOLD
     if not (np.all(np.isfinite(terms)) and np.all(np.isfinite(got))) or len(got) < 2 * np.sum(
@@ -45,7 +44,7 @@ def _fit_counts(terms: Doubles, got: Doubles, usual: Doubles) -> Counts | None:
     counts[known] = np.rint(fitted)
     left = got - terms @ counts
     whole = np.max(np.abs(fitted - counts[known]), initial=0.0) < OFF_COUNTS
-    return counts if whole and np.all(counts >= 0) and np.mean(left * left) < _LEFT else None
+    return counts if whole and np.all(counts >= 0) and np.mean(left * left) < _LEFT_BY_COUNTS else None
 
 
 def list_columns_counted(back: Backward) -> Iterator[Candidate]:
@@ -64,20 +63,21 @@ def list_columns_counted(back: Backward) -> Iterator[Candidate]:
         sums = (back.predict(y, of, x.rows.at, x.rows.queries) for y in ones)
         columns.append(np.stack([(y / size).ravel() for y in sums], -1))
         rest.append((x.got / size).ravel())
-    counts = _fit_counts(np.concatenate(columns), np.concatenate(rest), np.ones(len(ways)))
+    counts = _fit_counts(np.concatenate(columns), np.concatenate(rest), np.ones(len(ways), bool))
     if counts is None or np.all(counts == 1) or not counts.any():
         return
     words, both = [], np.split(counts, 2)
-    for x, name in zip(both, ("d_out . v", "D = d_out . out"), strict=True):
-        for c in np.unique(x[x != 1]).tolist():
-            often = _COUNT_AS.get(c, f"count {c} times")
-            some_of = name_span("columns", np.flatnonzero((x == c)[group]))
-            words.append(f"{'all columns' if np.all(x == c) else some_of} {often} in {name}")
-    change = partial(_weigh_columns, *(x[group] for x in both))
+    for count, name in zip(both, ("d_out . v", "D = d_out . out"), strict=True):
+        for c in np.unique(count[count != 1]).tolist():
+            often = _COLUMNS_COUNT.get(c, f"count {c} times")
+            some_of = name_span("columns", np.flatnonzero((count == c)[group]))
+            words.append(f"{'all columns' if np.all(count == c) else some_of} {often} in {name}")
+    of_v, of_d = (x[group].astype(float) for x in both)
+    change = partial(_weigh_columns, of_v, of_d)
     yield Candidate(f"in the backward pass {' and '.join(words)}", change=change)
 
 
-_COUNT_AS = {0: "are left out", 2: "count twice"}
+_COLUMNS_COUNT = {0: "are left out", 2: "count twice"}
 
 
 def _weigh_columns(of_values: Doubles, of_delta: Doubles, x: BackwardHead, y: Kept) -> HeadPass:
@@ -117,9 +117,7 @@ def list_chunks_seen(back: Backward) -> Iterator[Candidate]:
                 ]
                 columns.append(np.stack(sums, -1).reshape(-1, 2 * parts))
                 rest.append((x.got[at] / size_of).ravel())
-            usual = 1.0 * np.append(np.arange(parts) <= r, np.arange(parts) < r)
-            if not forward.causal:
-                usual = np.ones(2 * parts)
+            usual = np.append(np.arange(parts) <= r, np.arange(parts) < r) | (not forward.causal)
             counts = _fit_counts(np.concatenate(columns), np.concatenate(rest), usual)
             if counts is None or np.max(counts) > 1:
                 break
@@ -132,12 +130,12 @@ def list_chunks_seen(back: Backward) -> Iterator[Candidate]:
             return
 
 
-def _show_chunks(shown: Counts, size: int, x: Place) -> Seen:
+def _show_chunks(shown: HowOften, size: int, x: Place) -> Seen:
     late = x.j % size > x.i % size
     return shown[x.i // size, x.j // size + late * len(shown)] > 0
 
 
-def _describe_chunks(shown: Counts, size: int) -> str:
+def _describe_chunks(shown: HowOften, size: int) -> str:
     """Say which chunks of keys chunks of queries see, and up to their own place in which."""
     words = []
     for r, (early, late) in enumerate(shown.reshape(len(shown), 2, -1)):
