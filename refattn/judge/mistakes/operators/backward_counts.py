@@ -34,6 +34,8 @@ def _take_few(back: Backward, of: str) -> list[Sampled]:
 
 def _fit_counts(terms: Doubles, got: Doubles, usual: Seen) -> HowOften | None:
     """Fit how often terms, (numbers, terms), count; those that do not matter count as usual."""
+    if not len(got):
+        return usual.astype(int)
     known = np.sqrt(np.sum(terms * terms, 0)) > _TOLD
     if not (np.all(np.isfinite(terms)) and np.all(np.isfinite(got))) or len(got) < 2 * np.sum(
         known
@@ -44,7 +46,8 @@ def _fit_counts(terms: Doubles, got: Doubles, usual: Seen) -> HowOften | None:
     counts[known] = np.rint(fitted)
     left = got - terms @ counts
     whole = np.max(np.abs(fitted - counts[known]), initial=0.0) < OFF_COUNTS
-    return counts if whole and np.all(counts >= 0) and np.mean(left * left) < _LEFT_BY_COUNTS else None
+    near = np.mean(left * left) < _LEFT_BY_COUNTS
+    return counts if whole and near and np.all(counts >= 0) else None
 
 
 def list_columns_counted(back: Backward) -> Iterator[Candidate]:
