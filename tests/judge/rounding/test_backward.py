@@ -938,32 +938,6 @@ def test_a_scale_of_a_power_of_two_rounds_what_becomes_subnormal(seed):
     assert verify(**given, explain=False).parts["dk"].verdict != "FAIL"
 
 
-@pytest.mark.soak("True")
-@pytest.mark.long
-@pytest.mark.parametrize("with_options", [False, True])
-@pytest.mark.parametrize("name", [*BACKWARD])
-def test_level(name, with_options):
-    """Of 40 right kernels, 120 gradients; at most 15 alarms at .05, with probability 1e-3."""
-    alarms, worst = 0, 1.0
-    dtype = DTYPES[name][0] if name in OF_UNITS else "bfloat16"
-    dtype = "float32" if name == "recomputed" else dtype
-    for seed in range(40):
-        rng = np.random.default_rng(1000 + seed)
-        n, m, d = (int(x) for x in rng.integers(2, 140, 3))
-        options = {"causal": True} if seed % 3 == 0 and n <= m else {}
-        given = arrays(rng, dtype, int(rng.integers(1, 5)), n, m, 1 + d // 4)
-        if with_options:
-            options |= {"softcap": float(rng.uniform(1, 30))} if seed % 2 else {}
-            sinks = FORMATS[dtype].round(rng.normal(1, 2, len(given[0])))
-            options |= {"sinks": sinks} if seed % 4 != 1 else {}
-        verdict = verify(**dump_gradients(name, *given, dtype, **options), profile=name)
-        for x in NAMES:
-            p = min(t.adjusted for t in verdict.parts[x].tests)
-            alarms, worst = alarms + (p <= 0.05), min(worst, p)
-    assert worst > 1e-6
-    assert alarms <= 15  # P(Binomial(120, .05) > 15) = 2e-4
-
-
 HARD = {
     "weights below the smallest normal number": (24, 12.0, None),
     "derivatives with a sign for each half": (16, 0.5, "halves"),
