@@ -512,10 +512,8 @@ def test_covariances_along_columns_are_variances(of, name):
 @pytest.mark.parametrize("of", ["dk", "dv"])
 def test_queries_that_are_the_same_have_the_same_errors(of, name):
     """A sum over three copies of each has nine times the variance."""
-    rng, roundings = (
-        np.random.default_rng(20),
-        PROFILES[name]._replace(out=None).roundings("bfloat16"),
-    )
+    rng = np.random.default_rng(20)
+    roundings = PROFILES[name]._replace(out=None).roundings("bfloat16")
     q, k, v, g = one_head(rng, "float64", 7, 5, 4)
     found = []
     for copies in (1, 3):
@@ -611,11 +609,9 @@ def test_sums_beyond_4_standard_deviations_have_no_law(off, known):
 
 def test_running_sums_are_rounded_before_more_is_added():
     """Each at the spacing of the sum times the scale; at the most with what it is off by."""
-    roundings, to, one = (
-        PROFILES["flash-32"].roundings("bfloat16"),
-        FORMATS["bfloat16"],
-        np.ones((1, 1)),
-    )
+    roundings = PROFILES["flash-32"].roundings("bfloat16")
+    to = FORMATS["bfloat16"]
+    one = np.ones((1, 1))
     sum_ = sum_of(roundings, 2.0, total=0.99, near=0.99, moved=0.02, terms=1)
     sum_.add(one, one, 0 * one, 0 * one, one, to)
     assert sum_.near.item() == to.round(1.98) / 2 + 1
