@@ -411,6 +411,8 @@ def verify(
             layout=other, mask=None if sequences else mask, **offsets,
         )  # fmt: skip
 
+    if not explain:  # nor in another layout, from which this one would be the other
+        return verdict
     return try_other_layout(problem, verdict, declared_layout, judge_in, "layout={!r}")
 
 

@@ -29,7 +29,12 @@ from ..operators.classes import (
     list_stale_weights,
 )
 from ..operators.columns import list_column_factors, list_columns, list_widths
-from ..operators.exponentials import list_powers, list_rounded_by_tiles, list_weights
+from ..operators.exponentials import (
+    list_biased,
+    list_powers,
+    list_rounded_by_tiles,
+    list_weights,
+)
 from ..operators.intervals import list_intervals, list_lost_parts
 from ..operators.limits import (
     list_mask_ends,
@@ -340,7 +345,7 @@ class Trials:
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
             rows = known_rows(self.posed) if self.posed.kind in ("scores", "map") else ()
             lists.append(filter(self.changes, list_edited(self.posed, rows)))
-        lists += [x(problem, every, unit) for x in (list_spans, list_few_keys)]
+        lists += [x(problem, every, unit) for x in (list_spans, list_few_keys, list_biased)]
         for listing_by in (list_seen_keys, list_reweighed):
             lists.append(listing_by(problem, every, unit, self.about[1]))
         return [*lists, list_merged_more(problem, every, self.about[1])]

@@ -243,14 +243,17 @@ def list_late_reads(
             far, j = _fit_late(problem, x, unit, names, (by, ends[at]))
             found[at] = slice(j.start, min(j.stop, ends[at]))
             off, count = off + far, count + x.got.size
-            if off > _LEFT_BY_LATE * sum(y.got.size for y in members.values()):
+            zeros = not 0 <= (j.start + j.stop) // 2 + by < ends[at]  # other causes name these
+            if zeros or off > _LEFT_BY_LATE * sum(y.got.size for y in members.values()):
                 break
         else:
             best.append((off / max(count, 1), names, by, found))
     for _, names, by, found in sorted(best, key=lambda x: x[0])[:1]:
+        every = len(found) == math.prod(problem.lead[:-1])
+        alike = every and len({(j.start, j.stop) for j in found.values()}) == 1
         said = [
-            f"{j.start} to {j.stop - 1}{f' of batch member {place(at)}' * bool(at)}"
-            for at, j in sorted(found.items())
+            f"{j.start} to {j.stop - 1}{f' of batch member {place(at)}' * (not alike)}"
+            for at, j in sorted(found.items())[: 1 if alike else None]
         ]
         moved, one = problem, _OF_KEYS[names]
         for name in names:

@@ -15,6 +15,7 @@ from ....arrays.words import place
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
 from ...verification.findings import LOGARITHMS, Numbers, name_number, name_span
+from ..causes.places import by_row
 from ..causes.sampled import Alternative, Result, Rows, attend, take_rows
 from ..causes.slips import TILE_SIZES, list_parts, merge_parts, score_all, weigh_keys
 from ..causes.wrong_rows import Sampled, finite, row_sizes, thin
@@ -154,15 +155,18 @@ def list_reweighed(
         x.take(thin(np.arange(len(x.got)), _ROWS_OF_CLASS)) for x in thin(wrong, _HEADS_OF_CLASS)
     ]
     found: list[tuple[float, tuple[str, str], ClassOf, list[Doubles]]] = []
-    zero = any(np.any(~np.any(x.got, -1)) for x in some)  # which any numbers explain that are 0
-    for words, group in _list_classes(problem) if some and not zero else ():
+    # Rows of 0 are explained by numbers that are 0.
+    told = all(np.all(np.isfinite(x.got)) and np.all(np.any(x.got, -1)) for x in some)
+    for words, group in _list_classes(problem) if some and told else ():
         off, before, times = 0.0, 0.0, list[Doubles]()
         for x in some:
             exact, out, each = _fit_factors(problem, group, x.rows, x.got)
             scale, columns = unit * row_sizes(x.got), x.got.shape[1]
             of_fit = np.sum(np.square((x.got - out) / scale))
             off += float(of_fit) * columns / (columns - each.shape[1])  # as many are fitted
-            before += float(np.sum(np.square((x.got - exact.out) / scale)))
+            # Beside the exact row times a number, of which the sum of the weights alone is wrong.
+            factor = by_row(x.got, exact.out)
+            before += float(np.sum(np.square((x.got - factor[:, None] * exact.out) / scale)))
             times.append(each)
             most = _LEFT_BY_CLASSES * sum(y.got.size for y in some)
             if off > min(_LEFT_OF_OTHERS * before, most):
