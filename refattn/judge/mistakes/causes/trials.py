@@ -21,7 +21,7 @@ from ...rounding.softmax import analyse_softmax
 from ...verification.empty_rows import fit_convention
 from ...verification.findings import Numbers, name_number
 from ..defects.catalogue import Mutant
-from ..operators.arrays import list_late_reads, list_reads, list_rings, list_sinks
+from ..operators.arrays import list_reads, list_rings, list_sinks
 from ..operators.classes import (
     list_merged_more,
     list_partial_sums,
@@ -326,7 +326,6 @@ class Trials:
             lists.append(list_own_keys(problem, every, unit))
         lists += [list_blocks_of_cache(problem, few, unit), list_mask_ends(problem, every, unit)]
         lists += [list_reads(*x) for x in first]
-        lists.append(list_late_reads(problem, every, unit))
         lists.append(self.take_nearest(list_rings(problem)))
         lists.append(list_counted(problem, every, columns, length))
         lists.append(list_other_places(problem, self.sample))

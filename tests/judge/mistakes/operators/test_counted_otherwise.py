@@ -100,8 +100,8 @@ FORWARD = {
         "blocks of 1 keys are read as blocks of 2: key j is key j % 2 of entry j // 2 of the "),
     "keys some places early": (
         lambda: paged(lambda t, j, c: moved(t, j, (16, 8)[c], 3), n=36, lengths=(60, 50)),
-        "keys 16 to 59 of batch member 0, 8 to 49 of batch member 1 have the key and value of the "
-        "key 3 places later"),
+        "keys and values are those of the key 3 places later: keys 16 to 59 of batch member 0, "
+        "keys 8 to 49 of batch member 1"),
     "scales of padded pages": (
         lambda: scaled_by(np.where(J % 40 < 32, J // 40 * 32 + J % 40, -1)),
         "key j has the k_scale and v_scale of key 32 (j // 40) + j % 40 where j % 40 < 32"),
