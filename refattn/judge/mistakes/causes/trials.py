@@ -328,9 +328,8 @@ class Trials:
         lists += [list_reads(*x) for x in first]
         lists.append(self.take_nearest(list_rings(problem)))
         lists.append(list_counted(problem, every, columns, length))
-        lists.append(list_other_places(problem, self.sample))
-        lists += [list_addresses(problem, every, unit), list_widths(problem)]
-        lists.append(self.take_nearest(list_wrong_tiles(problem)))
+        lists += [list_other_places(problem, self.sample), list_addresses(problem, every, unit)]
+        lists += [list_widths(problem), self.take_nearest(list_wrong_tiles(problem))]
         if length:
             lists += [list_reaches(problem, x, self.rate, self.mark_wrong) for x in self.first]
         lists.append(list_own_limits(problem, every, self.rate))
