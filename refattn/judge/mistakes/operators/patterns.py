@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +24,10 @@ from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
-from ...verification.findings import describe_span
 from ..causes.sampled import Alternative, Place, Result, Rows, Seen, attend, take_rows
 from ..causes.slips import weigh_keys
 from ..causes.wrong_rows import Sampled, row_sizes, thin
+from .own_keys import describe_counts
 
 _HEADS, _ROWS, _NUMBERS = 8, 128, 2**20  # that are looked at, and terms of a head
 _LEFT = 4.0  # mean square of z, at most
@@ -35,7 +36,7 @@ _KNOTS = 64  # of a function of what is no whole number
 _LEAST_MASS = 1e-9  # of the weights, below which a group may count anyhow
 _SURE = 6.0  # standard deviations by which a group counts otherwise
 _MOST_LOG = 300.0  # of a factor
-_NEAR_WHOLE = 0.05  # how far from a whole number a count is that is said to be whole
+_NEAR_USUAL = 0.05  # how far from what it should be a factor may be, besides
 _NAMED, _FEWEST = 3, 4  # spans, or heads, that are named; groups of a line
 _STRAIGHT = 1e-3  # of the squares of logarithms of factors, that a line leaves at most
 
@@ -74,18 +75,27 @@ _CUTS: tuple[tuple[str, _Feature, Callable[[float], float]], ...] = (
 
 def list_cuts(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Iterator[Alternative]:
     """List kernels that leave out small weights: all but so many, or those below a number."""
-    some = [(x, *_sort_weights(problem, x.rows)) for x in _take_some(problem, wrong)]
-    for in_sum, more in ((False, ""), (True, ", but count in the sum")) if some else ():
-        far = np.concatenate([_rate_cuts(*x, unit, in_sum) for x in some])
-        most = _LEFT * len(far) * problem.shape[2]
-        if not np.sum(np.min(far, -1)) < most:
-            continue
-        for text, feature, say in _CUTS:
-            with np.errstate(all="ignore"):
-                cut, off = _find_cut(far, np.concatenate([feature(p, y) for _, y, p, _ in some]))
-            if off < most:
-                answer = partial(_attend_cut, problem, feature, cut, in_sum)
-                yield Alternative(text.format(say(cut)) + more, problem, answer=answer)
+    ways: dict[bool, list[Doubles]] = {False: [], True: []}
+    weights: list[tuple[Doubles, Result]] = []
+    for x in _take_some(problem, wrong):
+        exact, p, v = _sort_weights(problem, x.rows)
+        weights.append((p, exact))
+        for in_sum in [*ways]:
+            far = _rate_cuts(x, exact, p, v, unit, in_sum)
+            if np.sum(np.min(far, -1)) < _LEFT * x.got.size:
+                ways[in_sum].append(far)
+            else:
+                del ways[in_sum]  # no cut explains these rows
+        if not ways:
+            return
+    for (in_sum, rated), (text, feature, say) in product(ways.items(), _CUTS if weights else ()):
+        far = np.concatenate(rated)
+        with np.errstate(all="ignore"):
+            cut, off = _find_cut(far, np.concatenate([feature(*x) for x in weights]))
+        if off < _LEFT * len(far) * problem.shape[2]:
+            more = ", but count in the sum" * in_sum
+            answer = partial(_attend_cut, problem, feature, cut, in_sum)
+            yield Alternative(text.format(say(cut)) + more, problem, answer=answer)
 
 
 def _sort_weights(problem: Problem, rows: Rows) -> tuple[Result, Doubles, Doubles]:
@@ -102,9 +112,9 @@ def _rate_cuts(
 ) -> Doubles:
     """Rate numbers of the largest weights, 1 to all, by sums of squares of z: (rows, numbers)."""
     kept = np.cumsum(p, -1)
-    left = 0.0 if in_sum else kept[:, -1:] - kept
+    left = (kept[:, -1:] - kept) * (not in_sum)
     outs = np.cumsum(p[..., None] * v, 1) / (1 - left)[..., None]
-    z = (outs - x.got[:, None]) / (unit * row_sizes(exact.out))[:, None]
+    z = (outs - x.got[:, None]) / (unit * row_sizes(x.got))[:, None]
     return np.asarray(np.sum(z * z, -1))
 
 
@@ -142,22 +152,17 @@ class _Kind(NamedTuple):
     """A number of each query and key by which weights may count."""
 
     name: str
-    of: Callable[[SoftmaxHead, Rows, Doubles], Doubles]  # of scores too, (queries, keys)
-    whole: str = ""  # what is said of keys where it is a whole number, with which factors are found
+    of: Callable[[SoftmaxHead, Doubles, Doubles], Doubles]  # of level keys, and of scores
+    whole: bool = False  # whether it is a whole number, that of a group
     free: bool = False  # whether causal attention and windows are part of it
 
 
 _KINDS = (
-    _Kind("|k|^2", lambda head, _, s: 0 * s + np.sum(np.square(head.k[: head.keys]), -1)),
+    _Kind("|k|^2", lambda head, *_: np.sum(np.square(head.k[: head.keys]), -1)),
     _Kind("the score", lambda _, __, s: s),
     _Kind("the score less the largest", lambda _, __, s: s - np.max(s, -1, keepdims=True)),
-    _Kind("j", lambda _, rows, s: 0 * s + rows.keys, "keys {}"),
-    _Kind(
-        "(j - i)",
-        lambda _, rows, s: 0 * s + rows.keys - rows.queries[:, None],
-        "keys j of query i with j - i = {}",
-        True,
-    ),
+    _Kind("j", lambda head, *_: np.arange(head.keys), True),
+    _Kind("(i - j)", lambda head, level, _: level - np.arange(head.keys), True, True),
 )
 
 
@@ -177,8 +182,9 @@ class _Terms(NamedTuple):
         p = usual = weigh_keys(head, exact.lse)
         if kind.free:
             p = weigh_keys(take_rows(problem, rows, _show_all), exact.lse)
+        level = np.asarray(rows.queries[:, None] + float(problem.shape[1] - problem.shape[0]))
         with np.errstate(all="ignore"):
-            number = kind.of(head, rows, np.log(p) + exact.lse[:, None])
+            number = kind.of(head, level, np.log(p) + exact.lse[:, None])
         return cls(exact, p, head.v[: head.keys], np.where(p > 0, number, 0.0), usual > 0)
 
     def attend(self, scale: Scale) -> Result:
@@ -225,19 +231,18 @@ def list_factors(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Ite
     """
     some = _take_some(problem, wrong)
     for kind in _KINDS if some else ():
-        pairs = [(x, _Terms.take(problem, kind, x.rows)) for x in some]
-        for by_head in (False, True) if len(some) > 1 else (False,):
-            found: dict[Index, _Factors] = {}
-            for x in [[x] for x in pairs] if by_head else [pairs]:
-                factors = _fit_factors(x, kind, unit)
-                if factors is None:
-                    break
-                found[x[0][0].rows.at if by_head else ()] = factors
-            else:
-                for text, scale in _list_scales(kind, found, pairs):
-                    answer = partial(_attend_by, problem, kind, scale)
-                    yield Alternative(text, problem, answer=answer, named=len(some) < len(wrong))
-                break
+        of_first = [(some[0], _Terms.take(problem, kind, some[0].rows))]
+        first = _fit_factors(of_first, kind, unit)
+        if first is None:
+            continue
+        pairs = of_first + [(x, _Terms.take(problem, kind, x.rows)) for x in some[1:]]
+        found: dict[Index, _Factors | None] = {(): _fit_factors(pairs, kind, unit)}
+        if found[()] is None:
+            found = {x.rows.at: _fit_factors([(x, y)], kind, unit) for x, y in pairs}
+        known = {at: x for at, x in found.items() if x is not None}
+        for text, scales in _list_scales(kind, known, pairs) if len(known) == len(found) else ():
+            answer = partial(_attend_by, problem, kind, scales)
+            yield Alternative(text, problem, answer=answer, named=len(some) < len(wrong))
 
 
 def _list_scales(
@@ -255,7 +260,10 @@ def _list_scales(
     say = _describe_groups if kind.whole else _describe_function
     texts = {at: say(kind, x) for at, x in found.items()}
     if any(texts.values()):
-        yield _name_heads(texts), {at: partial(x.of, groups=bool(kind.whole)) for at, x in found.items()}
+        yield (
+            _name_heads(texts),
+            {at: partial(x.of, groups=kind.whole) for at, x in found.items()},
+        )
 
 
 def _rate_slope(pairs: Sequence[tuple[Sampled, _Terms]], slope: float) -> float:
@@ -291,17 +299,20 @@ def _fit_factors(
     pairs: Sequence[tuple[Sampled, _Terms]], kind: _Kind, unit: float
 ) -> _Factors | None:
     """Find the factors that leave roundings of all these rows, if there are."""
-    number, p = (np.concatenate([x.ravel() for x in y]) for y in zip(*[(y.number, y.p) for _, y in pairs], strict=True))
-    at = _choose_places(number, p, bool(kind.whole))
+    number, p = (
+        np.concatenate([x.ravel() for x in y])
+        for y in zip(*[(y.number, y.p) for _, y in pairs], strict=True)
+    )
+    at = _choose_places(number, p, kind.whole)
     size = len(at)
     if not 2 < size * _EQUATIONS <= sum(x.got.size for x, _ in pairs):
         return None
     square, noise = np.zeros((2, size, size))
     mass, usual = np.zeros((2, size))
-    for x, (exact, p, v, number, seen) in pairs:
+    for x, (_, p, v, number, seen) in pairs:
         near = np.interp(number, at, np.arange(size))
         low = near.astype(int)
-        part, scale = near - low, 1 / (unit * row_sizes(exact.out))
+        part, scale = near - low, 1 / (unit * row_sizes(x.got))
         keys = np.arange(len(v))
         for r in range(len(p)):
             ends = np.stack([low[r], np.minimum(low[r] + 1, size - 1)])
@@ -328,9 +339,7 @@ def _fit_factors(
     return _Factors(at, times, np.sqrt(np.diag(np.linalg.inv(square + noise))), usual)
 
 
-def _attend_by(
-    problem: Problem, kind: _Kind, scales: Mapping[Index, Scale], rows: Rows
-) -> Result:
+def _attend_by(problem: Problem, kind: _Kind, scales: Mapping[Index, Scale], rows: Rows) -> Result:
     terms = _Terms.take(problem, kind, rows)
     scale = next((x for at, x in scales.items() if at == rows.at[: len(at)]), None)
     return terms.exact if scale is None else terms.attend(scale)
@@ -341,30 +350,11 @@ def _raise(slope: float, x: Doubles) -> Doubles:
 
 
 def _describe_groups(kind: _Kind, found: _Factors) -> str:
-    off = np.abs(found.times - found.usual) > _SURE * found.errors + _NEAR_WHOLE
-    counts: dict[str, list[float]] = {}
-    for x, c, usual in zip(found.at[off], found.times[off], found.usual[off], strict=True):
-        whole = round(c)
-        words = {0: "do not count", 1: "are seen", 2: "count twice"}
-        word = words.get(whole, f"count {whole} times")
-        if abs(c - whole) > _NEAR_WHOLE * max(whole, 1) or (whole == 1 and usual):
-            word = f"count {c:.2g} times"
-        counts.setdefault(word, []).append(x)
-    if len(counts) > _NAMED:
-        low, high = np.min(found.times[off]), np.max(found.times[off])
-        counts = {f"count {low:.2g} to {high:.2g} times": found.at[off].tolist()}
-    return ", ".join(
-        kind.whole.format(_name_all(np.array(x, int))) + f" {y}" for y, x in counts.items()
-    )
-
-
-def _name_all(numbers: npt.NDArray[np.int64]) -> str:
-    text = describe_span(numbers)
-    if not text.startswith("between"):
-        return text
-    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
-    more = f" and {len(runs) - _NAMED} more spans" if len(runs) > _NAMED else ""
-    return ", ".join(map(describe_span, runs[:_NAMED])) + more
+    off = np.abs(found.times - found.usual) > _SURE * found.errors + _NEAR_USUAL
+    numbers = found.at.astype(int)
+    times = dict(zip(numbers[off].tolist(), found.times[off].tolist(), strict=True))
+    where = " before the query" * kind.free
+    return describe_counts(times, {*numbers[found.usual == 0].tolist()}, where) if times else ""
 
 
 def _describe_function(kind: _Kind, found: _Factors) -> str:
