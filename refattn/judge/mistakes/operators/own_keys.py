@@ -197,11 +197,11 @@ def describe_counts(
         s = "" if len(keys) > 1 else "s"
         verb = f"do{'es' * bool(s)} not count" if name == "not" else f"count{s} {name}"
         verb = ("is" if s else "are") + " seen" if name == "seen" else verb
-        said.append(f"key{'s' * (not s)} {_name_spans(np.array(keys))}{where} {verb}")
+        said.append(f"key{'s' * (not s)} {_name_keys(np.array(keys))}{where} {verb}")
     return " and ".join(said)
 
 
-def _name_spans(numbers: npt.NDArray[np.int64]) -> str:
+def _name_keys(numbers: npt.NDArray[np.int64]) -> str:
     """Name numbers by a rule or, if there is none, by spans of them, of many the first."""
     text = describe_span(numbers)
     if not text.startswith("between"):

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import eigh
 from scipy.optimize import minimize_scalar
-from scipy.sparse import csr_array
 
 from ....arrays.library import Doubles
 from ....arrays.words import place
@@ -30,11 +29,11 @@ from ..causes.wrong_rows import Sampled, row_sizes, thin
 from .own_keys import describe_counts
 
 _HEADS, _ROWS, _NUMBERS = 8, 128, 2**20  # that are looked at, and terms of a head
-_LEFT = 4.0  # mean square of z, at most
+_LEFT_BY_PATTERN = 4.0  # mean square of z, at most
 _EQUATIONS = 4  # of each number that is found, at least
 _KNOTS = 64  # of a function of what is no whole number
 _LEAST_MASS = 1e-9  # of the weights, below which a group may count anyhow
-_SURE = 6.0  # standard deviations by which a group counts otherwise
+_SURELY_OFF = 6.0  # standard deviations by which a group counts otherwise
 _MOST_LOG = 300.0  # of a factor
 _NEAR_USUAL = 0.05  # how far from what it should be a factor may be, besides
 _NAMED, _FEWEST = 3, 4  # spans, or heads, that are named; groups of a line
@@ -49,7 +48,7 @@ def _take_some(problem: Problem, wrong: Sequence[Sampled]) -> list[Sampled]:
 # --- small weights that are left out --------------------------------------------------------------
 
 _Feature = Callable[[Doubles, Result], Doubles]  # rises as weights fall; kept are those below a cut
-_CUTS: tuple[tuple[str, _Feature, Callable[[float], float]], ...] = (
+_CUT_OFF: tuple[tuple[str, _Feature, Callable[[float], float]], ...] = (
     (
         "only the {:.0f} largest scores of each row count",
         lambda p, _: np.arange(p.shape[-1]) + 1.0 + 0 * p,
@@ -81,18 +80,18 @@ def list_cuts(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Iterat
         exact, p, v = _sort_weights(problem, x.rows)
         weights.append((p, exact))
         for in_sum in [*ways]:
-            far = _rate_cuts(x, exact, p, v, unit, in_sum)
-            if np.sum(np.min(far, -1)) < _LEFT * x.got.size:
+            far = _rate_kept(x, exact, p, v, unit, in_sum)
+            if np.sum(np.min(far, -1)) < _LEFT_BY_PATTERN * x.got.size:
                 ways[in_sum].append(far)
             else:
                 del ways[in_sum]  # no cut explains these rows
         if not ways:
             return
-    for (in_sum, rated), (text, feature, say) in product(ways.items(), _CUTS if weights else ()):
+    for (in_sum, rated), (text, feature, say) in product(ways.items(), _CUT_OFF if weights else ()):
         far = np.concatenate(rated)
         with np.errstate(all="ignore"):
             cut, off = _find_cut(far, np.concatenate([feature(*x) for x in weights]))
-        if off < _LEFT * len(far) * problem.shape[2]:
+        if off < _LEFT_BY_PATTERN * len(far) * problem.shape[2]:
             more = ", but count in the sum" * in_sum
             answer = partial(_attend_cut, problem, feature, cut, in_sum)
             yield Alternative(text.format(say(cut)) + more, problem, answer=answer)
@@ -107,7 +106,7 @@ def _sort_weights(problem: Problem, rows: Rows) -> tuple[Result, Doubles, Double
     return exact, np.take_along_axis(p, order, -1), head.v[order]
 
 
-def _rate_cuts(
+def _rate_kept(
     x: Sampled, exact: Result, p: Doubles, v: Doubles, unit: float, in_sum: bool
 ) -> Doubles:
     """Rate numbers of the largest weights, 1 to all, by sums of squares of z: (rows, numbers)."""
@@ -157,7 +156,7 @@ class _Kind(NamedTuple):
     free: bool = False  # whether causal attention and windows are part of it
 
 
-_KINDS = (
+_PATTERN_KINDS = (
     _Kind("|k|^2", lambda head, *_: np.sum(np.square(head.k[: head.keys]), -1)),
     _Kind("the score", lambda _, __, s: s),
     _Kind("the score less the largest", lambda _, __, s: s - np.max(s, -1, keepdims=True)),
@@ -199,7 +198,7 @@ def _show_all(x: Place) -> Seen:
     return np.ones(np.broadcast_shapes(x.i.shape, x.j.shape), bool)
 
 
-class _Factors(NamedTuple):
+class _Pattern(NamedTuple):
     """Factors of weights at some numbers; their logarithms are linear between these."""
 
     at: Doubles
@@ -215,7 +214,7 @@ class _Factors(NamedTuple):
 
     def find_line(self) -> float:
         """Find the slope of the logarithms of the factors; 0 where they are on no line."""
-        some = (self.usual > 0) & (self.times > _SURE * self.errors)
+        some = (self.usual > 0) & (self.times > _SURELY_OFF * self.errors)
         x, logs, w = self.at[some], np.log(self.times[some]), (self.times / self.errors)[some]
         if len(x) < max(_FEWEST, len(self.at) / 2):
             return 0.0
@@ -224,21 +223,21 @@ class _Factors(NamedTuple):
         return float(slope) if rest < _STRAIGHT * np.sum(np.square((logs - start) * w)) else 0.0
 
 
-def list_factors(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Iterator[Alternative]:
+def list_patterns(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Iterator[Alternative]:
     """List kernels whose weights have a factor by a number of the query and the key.
 
     It is the same in all heads, or each has its own.
     """
     some = _take_some(problem, wrong)
-    for kind in _KINDS if some else ():
+    for kind in _PATTERN_KINDS if some else ():
         of_first = [(some[0], _Terms.take(problem, kind, some[0].rows))]
-        first = _fit_factors(of_first, kind, unit)
+        first = _fit_pattern(of_first, kind, unit)
         if first is None:
             continue
         pairs = of_first + [(x, _Terms.take(problem, kind, x.rows)) for x in some[1:]]
-        found: dict[Index, _Factors | None] = {(): _fit_factors(pairs, kind, unit)}
+        found: dict[Index, _Pattern | None] = {(): _fit_pattern(pairs, kind, unit)}
         if found[()] is None:
-            found = {x.rows.at: _fit_factors([(x, y)], kind, unit) for x, y in pairs}
+            found = {x.rows.at: _fit_pattern([(x, y)], kind, unit) for x, y in pairs}
         known = {at: x for at, x in found.items() if x is not None}
         for text, scales in _list_scales(kind, known, pairs) if len(known) == len(found) else ():
             answer = partial(_attend_by, problem, kind, scales)
@@ -246,7 +245,7 @@ def list_factors(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Ite
 
 
 def _list_scales(
-    kind: _Kind, found: Mapping[Index, _Factors], pairs: Sequence[tuple[Sampled, _Terms]]
+    kind: _Kind, found: Mapping[Index, _Pattern], pairs: Sequence[tuple[Sampled, _Terms]]
 ) -> Iterator[tuple[str, Mapping[Index, Scale]]]:
     """List what weights are multiplied by in some heads: powers of e, if they are, and as found."""
     slopes = {at: x.find_line() for at, x in found.items()}
@@ -256,7 +255,7 @@ def _list_scales(
             slopes[at] = minimize_scalar(partial(_rate_slope, some), (0.9 * x, x)).x
         text = f"{{:.3g}} times {kind.name} is added to the scores"
         words = {at: text.format(x) for at, x in slopes.items()}
-        yield _name_heads(words), {at: partial(_raise, x) for at, x in slopes.items()}
+        yield _name_heads(words), {at: partial(_to_power, x) for at, x in slopes.items()}
     say = _describe_groups if kind.whole else _describe_function
     texts = {at: say(kind, x) for at, x in found.items()}
     if any(texts.values()):
@@ -269,7 +268,7 @@ def _list_scales(
 def _rate_slope(pairs: Sequence[tuple[Sampled, _Terms]], slope: float) -> float:
     off = 0.0
     for x, terms in pairs:
-        out = terms.attend(partial(_raise, slope)).out
+        out = terms.attend(partial(_to_power, slope)).out
         off += float(np.sum(np.square((x.got - out) / row_sizes(out))))
     return off
 
@@ -295,9 +294,9 @@ def _choose_places(x: Doubles, weights: Doubles, whole: bool) -> Doubles:
     return np.unique([np.min(x), *inner, np.max(x)])
 
 
-def _fit_factors(
+def _fit_pattern(
     pairs: Sequence[tuple[Sampled, _Terms]], kind: _Kind, unit: float
-) -> _Factors | None:
+) -> _Pattern | None:
     """Find the factors that leave roundings of all these rows, if there are."""
     number, p = (
         np.concatenate([x.ravel() for x in y])
@@ -316,8 +315,8 @@ def _fit_factors(
         keys = np.arange(len(v))
         for r in range(len(p)):
             ends = np.stack([low[r], np.minimum(low[r] + 1, size - 1)])
-            weights = p[r] * np.stack([1 - part[r], part[r]])
-            groups = csr_array((weights.ravel(), (ends.ravel(), np.tile(keys, 2))), (size, len(v)))
+            groups = np.zeros((size, len(v)))
+            np.add.at(groups, (ends, keys), p[r] * np.stack([1 - part[r], part[r]]))
             sums = groups @ np.ones(len(v))
             errors = (groups @ v - sums[:, None] * x.got[r]) * scale[r]
             square += errors @ errors.T
@@ -329,14 +328,14 @@ def _fit_factors(
         return None
     noise += ridge * np.eye(size)
     (least,), factors = eigh(square, noise, subset_by_index=[0, 0])
-    if not least < _LEFT:
+    if not least < _LEFT_BY_PATTERN:
         return None
     # That which should be, and is, 1: the median by weight.
     times, usual = factors[:, 0], np.round(usual / np.maximum(mass, 1e-300))
     order = np.argsort(times)
     share = np.cumsum((mass * usual)[order])
     times = times / times[order][np.searchsorted(share, share[-1] / 2)]
-    return _Factors(at, times, np.sqrt(np.diag(np.linalg.inv(square + noise))), usual)
+    return _Pattern(at, times, np.sqrt(np.diag(np.linalg.inv(square + noise))), usual)
 
 
 def _attend_by(problem: Problem, kind: _Kind, scales: Mapping[Index, Scale], rows: Rows) -> Result:
@@ -345,19 +344,19 @@ def _attend_by(problem: Problem, kind: _Kind, scales: Mapping[Index, Scale], row
     return terms.exact if scale is None else terms.attend(scale)
 
 
-def _raise(slope: float, x: Doubles) -> Doubles:
+def _to_power(slope: float, x: Doubles) -> Doubles:
     return np.exp(np.clip(slope * x, -_MOST_LOG, _MOST_LOG))
 
 
-def _describe_groups(kind: _Kind, found: _Factors) -> str:
-    off = np.abs(found.times - found.usual) > _SURE * found.errors + _NEAR_USUAL
+def _describe_groups(kind: _Kind, found: _Pattern) -> str:
+    off = np.abs(found.times - found.usual) > _SURELY_OFF * found.errors + _NEAR_USUAL
     numbers = found.at.astype(int)
     times = dict(zip(numbers[off].tolist(), found.times[off].tolist(), strict=True))
     where = " before the query" * kind.free
     return describe_counts(times, {*numbers[found.usual == 0].tolist()}, where) if times else ""
 
 
-def _describe_function(kind: _Kind, found: _Factors) -> str:
+def _describe_function(kind: _Kind, found: _Pattern) -> str:
     some = thin(np.arange(len(found.at)), _NAMED + 1)
     each = (f"{found.times[x]:.2g} at {found.at[x]:.3g}" for x in some)
     return f"weights have a factor by {kind.name}: {', '.join(each)}"

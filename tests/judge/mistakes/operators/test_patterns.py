@@ -6,7 +6,7 @@ import pytest
 from refattn.judge import verify
 from refattn.judge.mistakes.causes.sampled import Rows
 from refattn.judge.mistakes.causes.wrong_rows import Sampled
-from refattn.judge.mistakes.operators.patterns import list_cuts, list_factors
+from refattn.judge.mistakes.operators.patterns import list_cuts, list_patterns
 from refattn.judge.rounding import problems
 from refattn.judge.rounding.formats import FORMATS
 
@@ -82,7 +82,7 @@ def found(out, listing, **options):
 @pytest.mark.parametrize("case", CASES)
 def test_what_weights_count_by_is_named(case):
     out, options, words = CASES[case]
-    first = [y for x in (list_cuts, list_factors) for y in found(out, x, **options)]
+    first = [y for x in (list_cuts, list_patterns) for y in found(out, x, **options)]
     assert first[0].text.startswith(words)
     for h in range(HEADS):
         again = first[0].result(Rows((h,), np.arange(N), J)).out
@@ -100,7 +100,7 @@ def test_what_weights_count_by_is_named(case):
     ids=["heads", "added", "factor", "dropout"],
 )
 def test_what_is_no_pattern_is_not_named(out):
-    assert not [y for x in (list_cuts, list_factors) for y in found(out, x)]
+    assert not [y for x in (list_cuts, list_patterns) for y in found(out, x)]
 
 
 @pytest.mark.long
