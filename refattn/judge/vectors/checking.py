@@ -73,13 +73,13 @@ def lint(
             continue
         listed |= {*sums}
         problems += [f"{path.name}: is not as it was written"] * (data != sealed(manifest))
-        problems += (f"{name}: {words} {path.name}" for name, words in _compare(folder, sums))
+        problems += _compare_checksums(path, sums)
     others = set() if missing else {path.name for path in folder.iterdir()} - listed
     problems += [f"{name}: is in no manifest" for name in sorted(others)]
     for kind, path in track(list(files)):
         try:
             content, arrays = read_vectors(kind, path)
-            found, now = _parts(content, arrays), _evaluate(kind, path.stem, content)
+            found, now = _parts_of(content, arrays), _evaluate_cases(kind, path.stem, content)
         except ModuleNotFoundError:
             raise
         except Exception as error:  # parsers of foreign bytes raise all kinds
@@ -90,17 +90,17 @@ def lint(
     return problems
 
 
-def _compare(folder: Path, sums: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Compare files with their checksums."""
+def _compare_checksums(manifest: Path, sums: dict[str, str]) -> Iterator[str]:
+    """Compare the files of a manifest with their checksums."""
     for name, wanted in sums.items():
-        path = folder / name
+        path = manifest.with_name(name)
         if not path.is_file():
-            yield name, "is missing, which is in"
+            yield f"{name}: is missing"
         elif hashlib.sha256(path.read_bytes()).hexdigest() != wanted:
-            yield name, "does not have the SHA-256 of"
+            yield f"{name}: does not have the SHA-256 of {manifest.name}"
 
 
-def _evaluate(kind: str, file: str, content: Any) -> dict[str, Any]:
+def _evaluate_cases(kind: str, file: str, content: Any) -> dict[str, Any]:
     """Evaluate the cases that a file has, and return what it would say of them."""
     ids = {test["id"] for test in tests_of(content)}
     recipes = [x for x in all_recipes() if x.file == file and x.id in ids]
@@ -109,10 +109,10 @@ def _evaluate(kind: str, file: str, content: Any) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         path = Path(folder, file)
         path.write_bytes(encoded(kind, document(recipes)))
-        return _parts(*read_vectors(kind, path))
+        return _parts_of(*read_vectors(kind, path))
 
 
-def _parts(content: Any, arrays: Any) -> dict[str, Any]:
+def _parts_of(content: Any, arrays: Any) -> dict[str, Any]:
     """Return what a file says of each case, with the group that it is in, and its arrays."""
     groups = content["testGroups"]
     cases = {test["id"]: {**group, "tests": test} for group in groups for test in group["tests"]}
