@@ -31,7 +31,6 @@ from tests.judge.rounding.rounded import (
     BACKWARD,
     DTYPES,
     SINKS,
-    Back,
     Case,
     Noise,
     Wrong,
@@ -118,7 +117,7 @@ OF_EXACT = {
     "cap of a power of two": {"softcap": 2.0},
     "both": {"softcap": 2.5, "sinks": SINKS, "causal": True},
 }
-OF_UNITS = [x for x, back in BACKWARD.items() if any(back.types) or back.half or x == "serial"]
+OF_UNITS = [x for x in BACKWARD if x.startswith(("tf32", "fp8", "half", "serial"))]
 MADE = [
     (x, y)
     for x in BACKWARD
@@ -383,7 +382,7 @@ def test_wrong_backward_passes_fail(name, defect):
     given = dump_gradients(name, *arrays(5, dtype, 3, 64, 64, 24), dtype, wrong, **options)
     verdict = verify(**given, profile=name)
     off = {x for x, y in verdict.parts.items() if y.verdict == "FAIL"}
-    assert off == expected if len(expected) == 1 else off >= expected, str(verdict)
+    assert off == expected if "too large" in defect else off >= expected, str(verdict)
     assert verdict.parts["out"].verdict == "PASS"
     assert verdict.verdict == "FAIL"
     assert verdict.of in expected
@@ -876,25 +875,6 @@ def test_others_are_not_tried_again_where_one_fails(wrong, monkeypatch):
     assert out == {*BACKWARD_PROFILES[True]}
     assert tried[wrong] <= len(BACKWARD_PROFILES[True])
     assert max(tried[x] for x in NAMES if x != wrong) <= len(BACKWARD_PROFILES[True]) // 2
-
-
-def test_every_profile_of_a_backward_pass_is_simulated():
-    of_inputs = {x for x, y in PROFILES.items() if y.inputs == "storage"}  # test_types.py
-    of_inputs |= {x for x, y in PROFILES.items() if y.by_head}  # as those they are called after
-    assert set(BACKWARD) | of_inputs == {
-        x for x, y in PROFILES.items() if y.accumulate != "float64"
-    }
-    assert {x for names in BACKWARD_PROFILES.values() for x in names} <= set(BACKWARD)
-    for name, back in BACKWARD.items():
-        profile = PROFILES[name]
-        rounded = (profile.weights, profile.d_weights, profile.d_scores, profile.scores)
-        more = {x: getattr(profile, x) for x in ("delta", "parts", "again", "scaled")}
-        expected = Back(*(x is not None for x in rounded), profile.softmax != "float32", **more)
-        assert back._replace(types=(None, None), half=False) == expected
-        if any(back.types):
-            types = (profile.weights, profile.d_scores)
-            assert tuple(x or "storage" for x in back.types) == types
-        assert back.half == (profile.accumulate == "float16")
 
 
 def test_every_profile_that_rounds_weights_has_a_twin_step_by_step():
