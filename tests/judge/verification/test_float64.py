@@ -50,17 +50,6 @@ KERNELS = {
 }
 
 
-@pytest.mark.sweep(6)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_correct_kernels_pass(kernel, shape, causal):
-    q, k, v = tensors(1, *shape)
-    found = verify(q=q, k=k, v=v, out=KERNELS[kernel](q, k, v, causal=causal), causal=causal)
-    assert found.verdict == "PASS", str(found)
-    assert found.detectable.get("factor", 0.0) < 2e-14
-
-
 def of_logs(q, k, v):
     """e^(score - log normaliser): the rounding of the logarithm moves all weights of a row."""
     scores = q @ k.swapaxes(-1, -2) * q.dtype.type(q.shape[-1] ** -0.5)
