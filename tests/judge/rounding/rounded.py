@@ -13,6 +13,7 @@ import numpy as np
 
 from refattn.judge.rounding import PROFILES, problems
 from refattn.judge.rounding.formats import FORMATS, Format
+from refattn.judge.rounding.profiles import EVERY_PROFILE
 from refattn.naive import visible
 
 LOG2E = math.log2(math.e)
@@ -239,11 +240,13 @@ def flash(
     out=None,
     sink_first=True,
     lag=-1.0,
+    sums="float32",
 ):
     """Tiles of keys with a running maximum; weights are rounded, their sum is of those before.
 
     The maximum may start from the sink, or the sink may be added to the sum at the end. It may stay
-    as it is where a tile has scores that are larger by so many powers of 2 at most.
+    as it is where a tile has scores that are larger by so many powers of 2 at most. Running sums
+    may be rounded after each tile.
     """
     to = FORMATS[weights or dtype]
     s, v = scores32(case), case.v.astype(f32)
@@ -270,7 +273,7 @@ def flash(
             shrink = np.where(np.isfinite(top), f32(1), f32(0))
         narrow = to.round(w).astype(f32)
         total = total * shrink + (narrow if rounded_normaliser else w).sum(-1, keepdims=True)
-        found = found * shrink + narrow @ v[j : j + tile]
+        found = FORMATS[sums].round(found * shrink + narrow @ v[j : j + tile]).astype(f32)
         top = new
     if sink.size and not sink_first:
         total = total + np.exp(sink - np.where(np.isfinite(top), top, sink))
@@ -465,7 +468,7 @@ RIGHT = Wrong()
 
 def backward(name, case, d_out, dtype, wrong=RIGHT, of_products=None, of_keys=True):
     """Output and gradients in float32, with the roundings of a profile."""
-    back, to = PROFILES[name], FORMATS[dtype]
+    back, to = EVERY_PROFILE[name], FORMATS[dtype]
     types = (dtype if x in (None, "storage") else x for x in (back.weights, back.d_scores))
     of_weights, of_scores = (FORMATS[x] for x in types)
     stepwise = back.scores is not None  # weights and scores of the forward pass, as they were
