@@ -15,12 +15,10 @@ from refattn.features import elu_features
 from refattn.judge.rounding import PROFILES
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.problems import pose_arrays
-from refattn.judge.verification import door, findings, inputs, judging, likelihood, verify
+from refattn.judge.verification import door, findings, judging, likelihood, verify
 from refattn.judge.verification.verdict import join_verdicts
 from tests.judge.rounding.rounded import (
-    BACKWARD,
     DTYPES,
-    KERNELS,
     LOG2E,
     Case,
     f32,
@@ -49,17 +47,6 @@ def test_level(count):
         p.append(level_numbers.smallest(found))
     for level in (0.05, 0.01, 0.001):
         assert alarms(np.log(np.maximum(p, 1e-300)), level)
-
-
-@pytest.mark.sweep(5)
-@pytest.mark.long("eager", "narrow")
-@pytest.mark.parametrize("name", ["math", "flash", "eager", "eager-narrow"])
-def test_the_tightest_profile_is_found(name):
-    out, _ = of_heads(name, *sample(), "bfloat16")
-    found = judged(out, profile=None)
-    assert (found.verdict, found.profile) == ("PASS", name)
-    assert found.known == 1
-    assert 0.7 < found.z.rms < 1.1
 
 
 def odd():
@@ -262,16 +249,10 @@ def test_defects_are_rejected(defect):
     assert str(found).startswith("FAIL: no correct kernel in bfloat16")
 
 
-@pytest.mark.long("True", "None")
-@pytest.mark.parametrize("profile", ["flash", None])
-@pytest.mark.parametrize("sink_first", [True, False])
-def test_right_sinks_pass(sink_first, profile):
-    out = run(sinks=SINKS, sink_first=sink_first)
-    assert judged(out, sinks=SINKS, profile=profile).verdict == "PASS"
-
-
 def test_a_mask_that_hides_all_is_no_suspect():
-    found = judged(BF16(1.01 * run(heads=[0])), heads=[0], mask=np.ones(128, bool))
+    q, k, v = (x[:, :24] for x in sample([0]))
+    out = 1.1 * refattn.softmax_attention(q, k, v)
+    found = judged(BF16(out), q=q, k=k, v=v, mask=np.ones(24, bool))
     assert found.verdict == "FAIL"
     assert not any("inverted" in x.text for x in found.suspects)
 
@@ -439,14 +420,6 @@ def test_elements_that_would_be_rejected_and_profiles_that_are_ruled_out_are_tol
     assert words not in str(tried._replace(verdict="FAIL"))  # which names all that were tried
 
 
-def test_every_profile_has_a_kernel():
-    double = {"math64", "recomputed64", "serial64"}  # test_float64.py
-    # Of test_types.py, and gradients of test_backward.py.
-    more = {x for x in PROFILES if x.endswith(("-cast", "-by-head"))}
-    assert set(PROFILES) - double - more == set(KERNELS) | set(BACKWARD)
-    assert set(KERNELS) == set(DTYPES)
-
-
 ORDER = ("FAIL", "UNDERPOWERED", "PASS")
 
 
@@ -519,31 +492,6 @@ def test_gradients_are_judged_by_one_profile(name, monkeypatch):
     found = judging._judge_gradients(parts, SimpleNamespace(hardware="ieee"))
     assert " ".join(tried) == order
     assert found == {x: (x, best) for x in parts}
-
-
-def test_numbers_count_as_those_of_a_type_if_all_of_them_are():
-    some = np.array([[0.0, 1.0, 0.1]])
-    assert inputs.narrowest(some, "bfloat16", "float32") == "float32"
-    assert inputs.narrowest(some[:, :2], "bfloat16", "float32") == "bfloat16"
-    assert inputs.narrowest(some[:0], "bfloat16", "float32") == "float32"
-    q, k, v = (x[:1, :8] for x in sample())
-    out = refattn.naive.softmax_attention(q, k, v)
-    out[0, 0, 0] = BF16(out[0, 0, 0])
-    given = {"q": q, "k": k, "v": v, "dtype": "bfloat16", "profile": "flash"}
-    assert verify(**given, out=out.astype(np.float32)).out_dtype == "float32"
-    assert verify(**given, out=BF16(out).astype(np.float32)).out_dtype == "bfloat16"
-
-
-def test_backward_passes_are_taken_to_have_the_output_that_is_given(monkeypatch):
-    monkeypatch.setattr(door, "judge_all", lambda parts, *_: parts)
-    q, out = np.ones((3, 2)), np.full((3, 2), 0.5)
-    found = verify(q=q, k=q, v=q, out=out, d_out=2 * q, dv=q)["dv"].problem.gradient
-    assert found.has_out
-    for x, y in zip(found.derivatives(()), (2 * q, out), strict=True):
-        np.testing.assert_array_equal(x, y)
-    alone = verify(q=q, k=q, v=q, d_out=2 * q, dv=q)["dv"].problem.gradient
-    assert not alone.has_out
-    assert alone.derivatives(())[1] is None
 
 
 def test_the_feature_map_of_linear_attention_is_the_one_given(monkeypatch):

@@ -30,7 +30,6 @@ from ..operators.classes import (
 )
 from ..operators.columns import list_column_factors, list_columns, list_widths
 from ..operators.exponentials import (
-    list_biased,
     list_powers,
     list_rounded_by_tiles,
     list_weights,
@@ -45,6 +44,7 @@ from ..operators.limits import (
 )
 from ..operators.own_keys import list_few_keys, list_own_keys
 from ..operators.pages import list_blocks_of_cache
+from ..operators.patterns import list_cuts, list_patterns
 from ..operators.seen_keys import list_seen_keys
 from ..operators.spans import list_spans
 from ..operators.strides import list_addresses, list_swaps
@@ -335,15 +335,15 @@ class Trials:
         lists.append(list_own_limits(problem, every, self.rate))
         for listing in (list_column_factors, list_columns, list_partial_sums):
             lists.append(listing(problem, every, unit))
-        for listing in (list_stale_weights, list_crossed_parts):
-            lists.append(listing(problem, few, unit))
+        lists += [x(problem, few, unit) for x in (list_stale_weights, list_crossed_parts)]
         lists += [list_moved_tiles(problem, every, unit), list_smoothed(problem)]
         lists.append(self.take_nearest(list_rounded_by_tiles(problem)))
         lists.append(list_scoped(problem, list_alternatives(problem), few, unit))
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
             rows = known_rows(self.posed) if self.posed.kind in ("scores", "map") else ()
             lists.append(filter(self.changes, list_edited(self.posed, rows)))
-        lists += [x(problem, every, unit) for x in (list_spans, list_few_keys, list_biased)]
+        last = (list_spans, list_few_keys, list_cuts, list_patterns)
+        lists += [x(problem, every, unit) for x in last]
         for listing_by in (list_seen_keys, list_reweighed):
             lists.append(listing_by(problem, every, unit, self.about[1]))
         return [*lists, list_merged_more(problem, every, self.about[1])]

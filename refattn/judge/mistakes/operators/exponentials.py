@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 
@@ -13,17 +13,16 @@ import numpy.typing as npt
 from ....arrays.library import Doubles
 from ...rounding.formats import FORMATS
 from ...rounding.head import SoftmaxHead
-from ...rounding.problems import Index, Problem
+from ...rounding.problems import Problem
 from ...verification.findings import Numbers
-from ..causes.sampled import Alternative, Place, Result, Rows, attend, take_rows
-from ..causes.slips import TILE_SIZES, score_all, weigh_keys
-from ..causes.wrong_rows import Sampled, finite, row_sizes
+from ..causes.sampled import Alternative, Result, Rows, attend, take_rows
+from ..causes.slips import TILE_SIZES, score_all
+from ..causes.wrong_rows import finite
 
 _MOST_PAIRS, _NO_CHANCE = 2**22, 14.0  # of queries and keys; log of one over a chance
-_MOST_DISTANCES, _MOST_BIASED, _FITS = 256, 16, 3  # that have a number; heads
-_LEFT_BY_BIAS, _LEAST_FACTOR = 4.0, 1e-6  # mean square of z, and of weights
 _OF_X = "e^x of a score less the largest is"
 _FIRST_POWERS = (8.0, 32.0, 128.0, 512.0)  # n of (1 + x / n)^n, where fits begin
+_FIRST_ENDS = (2.0, 4.0, 8.0, 16.0)  # of x, below which it is clamped, likewise
 _TERMS_OF_SERIES = (3, 4, 5, 6)  # of the series of e^x
 _TABLE_STEPS = tuple(2**x for x in range(2, 8))  # of x, between two numbers
 _EXPONENT_SHIFTS = {
@@ -80,7 +79,12 @@ def list_powers(
         weigh = partial(_raise_to_power, n=max(n, 1.0))
         return Alternative("", problem, compute=partial(_attend_with, weigh=weigh))
 
+    def clamp(least: float) -> Alternative:
+        weigh = partial(_clamp, least=-abs(least))
+        return Alternative("", problem, compute=partial(_attend_with, weigh=weigh))
+
     yield f"{_OF_X} (1 + x / n)^n with n = {{}}", power, _FIRST_POWERS
+    yield f"{_OF_X} no less than e^-{{}}", clamp, _FIRST_ENDS
 
 
 def is_of_weights(text: str) -> bool:
@@ -91,6 +95,10 @@ def is_of_weights(text: str) -> bool:
 def rounds_weights(text: str) -> bool:
     """Tell whether a cause is a coarse rounding of weights."""
     return "weights are rounded to" in text or "weights over the largest are rounded" in text
+
+
+def _clamp(x: Doubles, least: float) -> Doubles:
+    return np.exp(np.maximum(x, least))
 
 
 def _raise_to_power(x: Doubles, n: float) -> Doubles:
@@ -151,58 +159,6 @@ def _attend_with(
     total = np.sum(w if too else np.where(seen, np.exp(x), 0.0), -1)
     out = w @ head.v / np.where(total == 0, 1.0, total)[:, None]
     return Result(out, np.log(total) + np.where(np.isfinite(top), top, 0.0), top)
-
-
-def list_biased(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Iterator[Alternative]:
-    """List the kernel that adds a number of each distance to scores, in each head its own.
-
-    If weights have factors c by distance, sum_j c w_j (v_j - row) is 0, which is linear in c.
-    """
-    (n, m, _), found = problem.shape, dict[Index, Doubles]()
-    if problem.packed is not None or n + m - 1 > _MOST_DISTANCES or n < 2:
-        return
-    heads = wrong[:_MOST_BIASED]
-    for x in heads:
-        head = take_rows(problem, x.rows)
-        exact, at = attend(head), np.arange(m) - x.rows.queries[:, None] + n - 1
-        w, v = weigh_keys(head, exact.lse), head.v[:m]
-        scale, c = unit * row_sizes(x.got), np.ones(n + m - 1)
-        for _ in range(_FITS):  # roundings of a row count as often as it is in the sum of weights
-            total = np.maximum(np.sum(w * c[at], -1), _LEAST_FACTOR)[:, None]
-            terms = np.zeros((*x.got.shape, n + m - 1))
-            terms[np.arange(len(at))[:, None], :, at] = (
-                w[..., None] * (v - x.got[:, None]) / (scale * total)[:, None]
-            )
-            a = terms.reshape(-1, n + m - 1)
-            if not np.all(np.isfinite(a)) or len(a) < 2 * len(c):
-                return
-            # A distance that rows do not tell has the factor 1.
-            system = (
-                np.concatenate([a, np.eye(len(c))]),
-                np.append(np.zeros(len(a)), np.ones(len(c))),
-            )
-            c = np.linalg.lstsq(*system, rcond=None)[0]
-            c = np.maximum(c / np.median(c), _LEAST_FACTOR)
-        out = (w * c[at]) @ v / np.sum(w * c[at], -1)[:, None]
-        before, left = (np.mean(np.square((x.got - y) / scale)) for y in (exact.out, out))
-        if not left < min(_LEFT_BY_BIAS, float(before) / 16):
-            return
-        found[x.rows.at] = np.log(c) - np.median(np.log(c))
-    if found:
-        least, most = (f(np.stack([*found.values()])) for f in (np.min, np.max))
-        text = (
-            "a number that depends on the distance of query and key is added to scores, another in "
-        )
-        text += f"each head: {least:.2g} to {most:.2g}"
-        more = len(wrong) > len(heads)
-        yield Alternative(text, problem, bias=partial(_add_biases, found), named=more, fitted=True)
-
-
-def _add_biases(
-    found: Mapping[Index, Doubles], x: Place, at: Index, bias: Doubles | None
-) -> Doubles:
-    added = found.get(at, np.zeros(1))[(x.j - x.i + x.n - 1) * (at in found)]
-    return np.asarray(added if bias is None else bias + added)
 
 
 def say_what_overflows(problem: Problem, numbers: Numbers) -> str:
