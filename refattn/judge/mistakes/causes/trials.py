@@ -333,19 +333,23 @@ class Trials:
         if length:
             lists += [list_reaches(problem, x, self.rate, self.mark_wrong) for x in self.first]
         lists.append(list_own_limits(problem, every, self.rate))
-        for listing in (list_column_factors, list_columns, list_partial_sums):
-            lists.append(listing(problem, every, unit))
+        of_every = (
+            list_column_factors,
+            list_columns,
+            list_partial_sums,
+            list_moved_tiles,
+            list_spans,
+        )
+        lists += [x(problem, every, unit) for x in of_every]
         lists += [x(problem, few, unit) for x in (list_stale_weights, list_crossed_parts)]
-        lists += [list_moved_tiles(problem, every, unit), list_smoothed(problem)]
-        lists.append(self.take_nearest(list_rounded_by_tiles(problem)))
+        lists += [list_smoothed(problem), self.take_nearest(list_rounded_by_tiles(problem))]
         lists.append(list_scoped(problem, list_alternatives(problem), few, unit))
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
             rows = known_rows(self.posed) if self.posed.kind in ("scores", "map") else ()
             lists.append(filter(self.changes, list_edited(self.posed, rows)))
-        last = (list_spans, list_few_keys, list_cuts, list_patterns)
-        lists += [x(problem, every, unit) for x in last]
-        for listing_by in (list_seen_keys, list_reweighed):
-            lists.append(listing_by(problem, every, unit, self.about[1]))
+        lists += [x(problem, every, unit) for x in (list_few_keys, list_cuts, list_patterns)]
+        by_given = (list_seen_keys, list_reweighed)
+        lists += [x(problem, every, unit, self.about[1]) for x in by_given]
         return [*lists, list_merged_more(problem, every, self.about[1])]
 
     def mark_wrong(self, x: Place) -> Seen:

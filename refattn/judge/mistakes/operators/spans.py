@@ -24,7 +24,7 @@ from .maps import list_head_rules
 from .strides import PLURALS
 from .tiles import ScoreText, mix_keys, score_rows
 
-_LATER = [x * y for x in (1, 2, 3, 4, 8, 16, 32, 64) for y in (1, -1)]  # places
+_PLACES_LATER = [x * y for x in (1, 2, 3, 4, 8, 16, 32, 64) for y in (1, -1)]  # places
 _SPANS_OF_EACH, _TURNS_OF_SPANS = 2, 3  # of a batch member or head, and turns to find them
 _ROWS_OF_SPAN, _HEADS_OF_SPAN = 3, 3  # that are looked at
 _NUMBERS_OF_SPAN = 2**22  # of sums of keys, at most
@@ -61,7 +61,7 @@ def _list_versions(problem: Problem) -> Iterator[Alternative]:
 
 def _list_moved_keys(problem: Problem) -> Iterator[Alternative]:
     """List keys and values that are read in the place of others; zeros past the end."""
-    for names, by in product(("kv", "k", "v"), (0, *_LATER)):
+    for names, by in product(("kv", "k", "v"), (0, *_PLACES_LATER)):
         moved, called = problem, " and ".join(PLURALS[x] for x in names)
         for name in names:
             moved = moved.replaced(name, partial(_read_later, problem, by))
