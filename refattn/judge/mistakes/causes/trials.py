@@ -315,8 +315,8 @@ class Trials:
         problem, unit, wrong = self.problem, self.sample.unit, self.sample.wrong
         columns, length = partial(sum_by_tiles, problem, unit), find_tiles(wrong)
         every = list_wrong(problem, self.about[1], wrong)
-        few = [x.take(thin(np.flatnonzero(x.wrong), _FIRST_ROWS)) for x in self.sample.heads]
-        few = [x for x in few if len(x.got)]
+        heads = (x for x in self.sample.heads if x.wrong.any())
+        few = [x.take(thin(np.flatnonzero(x.wrong), _FIRST_ROWS)) for x in heads]
         lists: list[Iterator[Alternative]] = []
         first = [
             (problem, x, unit * row_sizes(y))
@@ -330,17 +330,12 @@ class Trials:
         lists.append(list_counted(problem, every, columns, length))
         lists += [list_other_places(problem, self.sample), list_addresses(problem, every, unit)]
         lists += [list_widths(problem), self.take_nearest(list_wrong_tiles(problem))]
-        if length:
-            lists += [list_reaches(problem, x, self.rate, self.mark_wrong) for x in self.first]
+        reach = partial(list_reaches, rate=self.rate, wrong=self.mark_wrong)
+        lists += [reach(problem, x) for x in self.first if length]
         lists.append(list_own_limits(problem, every, self.rate))
-        of_every = (
-            list_column_factors,
-            list_columns,
-            list_partial_sums,
-            list_moved_tiles,
-            list_spans,
-        )
-        lists += [x(problem, every, unit) for x in of_every]
+        lists += [list_column_factors(problem, every, unit), list_columns(problem, every, unit)]
+        lists += [list_partial_sums(problem, every, unit), list_moved_tiles(problem, every, unit)]
+        lists.append(list_spans(problem, every, unit))
         lists += [x(problem, few, unit) for x in (list_stale_weights, list_crossed_parts)]
         lists += [list_smoothed(problem), self.take_nearest(list_rounded_by_tiles(problem))]
         lists.append(list_scoped(problem, list_alternatives(problem), few, unit))
@@ -348,8 +343,8 @@ class Trials:
             rows = known_rows(self.posed) if self.posed.kind in ("scores", "map") else ()
             lists.append(filter(self.changes, list_edited(self.posed, rows)))
         lists += [x(problem, every, unit) for x in (list_few_keys, list_cuts, list_patterns)]
-        by_given = (list_seen_keys, list_reweighed)
-        lists += [x(problem, every, unit, self.about[1]) for x in by_given]
+        about = problem, every, unit, self.about[1]
+        lists += [list_seen_keys(*about), list_reweighed(*about)]
         return [*lists, list_merged_more(problem, every, self.about[1])]
 
     def mark_wrong(self, x: Place) -> Seen:

@@ -20,10 +20,14 @@ from ..causes.wrong_rows import Sampled, row_sizes, thin
 from .backward_places import GROUPED_PAIRS, OFF_COUNTS
 from .tiles import describe_keys
 
-_ROWS, _HEADS, _MOST_GROUPS = 16, 4, 8  # by which counts are known; groups of columns
+_ROWS_COUNTED, _HEADS_COUNTED, _MOST_GROUPS = (
+    16,
+    4,
+    8,
+)  # by which counts are known; groups of columns
 _LEFT_BY_COUNTS = 9.0  # mean square of z, at most
 _FEWEST_KEYS, _CHUNKS_NAMED = 4, 2  # of a chunk; chunks of queries that are named
-_TOLD = 30.0  # root of the sum of squares of z by which a count is known
+_TOLD_COUNT = 30.0  # root of the sum of squares of z by which a count is known
 
 _NO_WEIGHT = 1e-9
 
@@ -31,15 +35,15 @@ HowOften = npt.NDArray[np.int64]
 
 
 def _take_few(back: Backward, of: str) -> list[Sampled]:
-    wrong = thin(back.list_wrong(of), _HEADS)
-    return [x.take(thin(np.arange(len(x.got)), _ROWS)) for x in wrong]
+    wrong = thin(back.list_wrong(of), _HEADS_COUNTED)
+    return [x.take(thin(np.arange(len(x.got)), _ROWS_COUNTED)) for x in wrong]
 
 
 def _fit_counts(terms: Doubles, got: Doubles, usual: Seen) -> HowOften | None:
     """Fit how often terms, (numbers, terms), count; those that do not matter count as usual."""
     if not len(got):
         return usual.astype(int)
-    known = np.sqrt(np.sum(terms * terms, 0)) > _TOLD
+    known = np.sqrt(np.sum(terms * terms, 0)) > _TOLD_COUNT
     if not (np.all(np.isfinite(terms)) and np.all(np.isfinite(got))) or len(got) < 2 * np.sum(
         known
     ):
@@ -106,7 +110,7 @@ def list_chunks_seen(back: Backward) -> Iterator[Candidate]:
     back.forward.append(Alternative("", forward._replace(causal=False, window=(None, None))))
     terms = [
         next(iter(back.list_factors(Candidate("", free), "dq", x.rows.at, x.rows.queries)))
-        for x in thin(wrong, _HEADS)
+        for x in thin(wrong, _HEADS_COUNTED)
     ]
     for size in dict.fromkeys(-(-m // x) for x in PARTS if m // x >= _FEWEST_KEYS):
         parts, j = -(-m // size), np.arange(m)
@@ -114,7 +118,7 @@ def list_chunks_seen(back: Backward) -> Iterator[Candidate]:
         for r in range(parts):
             columns, rest = [], []
             for x, (weights, rows) in zip(wrong, terms, strict=False):
-                at = thin(np.flatnonzero(x.rows.queries // size == r), _ROWS)
+                at = thin(np.flatnonzero(x.rows.queries // size == r), _ROWS_COUNTED)
                 size_of = back.samples["dq"].unit * row_sizes(x.got[at])
                 late = j % size > x.rows.queries[at, None] % size
                 sums = [
