@@ -184,14 +184,10 @@ def say_what_overflows(problem: Problem, numbers: Numbers) -> str:
     ways = math.lgamma(len(here) + 1) - math.lgamma(count + 1) - math.lgamma(len(here) - count + 1)
     for name, x in zip(_EXPONENTS, sizes.T, strict=True):
         least, most = np.min(x[here], initial=math.inf), np.max(x[~here], initial=-math.inf)
-        if (
-            ways > _CHANCE_OF_ORDER
-            and most < least < math.inf
-            and least > _LARGEST_EXPONENTS["float16"]
-        ):
-            to = [y for y, z in _LARGEST_EXPONENTS.items() if least >= z][-1]
+        if ways > _CHANCE_OF_ORDER and most < least < math.inf and least > _OVERFLOW_AT["float16"]:
+            to = [y for y, z in _OVERFLOW_AT.items() if least >= z][-1]
             text = f": they are all rows in which {name} is above {most:.4g}, and no others"
-            return f"{text}, as if e^x of it overflows (in {to} above {_LARGEST_EXPONENTS[to]:.3g})"
+            return f"{text}, as if e^x of it overflows (in {to} above {_OVERFLOW_AT[to]:.3g})"
     return ""
 
 
@@ -201,4 +197,4 @@ _EXPONENTS = (
     "the lse of the first half of the keys less that of the second",
     "the sink less the largest score",
 )
-_LARGEST_EXPONENTS = {x: math.log(FORMATS[x].largest) for x in ("float16", "float32")}  # exponents
+_OVERFLOW_AT = {x: math.log(FORMATS[x].largest) for x in ("float16", "float32")}  # exponents
