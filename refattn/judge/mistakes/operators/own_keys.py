@@ -23,7 +23,6 @@ _BY_CHANCE = 1e-3  # that one of the keys leaves so little, at most
 _FIRST_NAMED = 3
 _MOST_KEYS, _MOST_NUMBERS = 6, 2**22  # that count otherwise; of the terms of keys, that are kept
 _LEFT_BY_FEW, _CHANCE_OF_FEW = 4.0, 1e-6  # mean square of z, and chance of as little, at most
-_MOST_COUNTS, _NO_COUNT = 3, 0.01  # that are said apart; of a key that may not count
 _NEAR_COUNT = 0.05  # a count this near to a whole number is said to be whole
 
 
@@ -185,34 +184,21 @@ def describe_counts(
 ) -> str:
     """Say which keys do not count, how often others do, and which hidden ones are seen."""
     words: dict[str, list[int]] = {}
-    several = len({round(c, 2) for c in times.values() if not _is_whole(c)}) > _MOST_COUNTS
     for key, c in times.items():
         whole = round(c)
-        name = {0: "not", 2: "twice"}.get(whole, f"{whole} times")
-        name = "seen" if whole == 1 and key in hidden else name
-        if several and name != "seen" and c > _NO_COUNT:
-            name = ""
-        elif not _is_whole(c):
-            name = f"{c:.2g} times"
-        words.setdefault(name, []).append(key)
+        near = abs(c - whole) < _NEAR_COUNT
+        name = {0: "not", 2: "twice"}.get(whole, f"{whole} times") if near else f"{c:.2g} times"
+        words.setdefault("seen" if near and whole == 1 and key in hidden else name, []).append(key)
     said = []
     for name, keys in words.items():
         s = "" if len(keys) > 1 else "s"
-        called = f"key{'s' * (not s)} {_name_keys(np.array(keys))}{where}"
         verb = f"do{'es' * bool(s)} not count" if name == "not" else f"count{s} {name}"
         verb = ("is" if s else "are") + " seen" if name == "seen" else verb
-        if not name:
-            ends = (f"{math.log(f([times[x] for x in keys])):.2g}" for f in (min, max))
-            verb = f"have numbers of their own added to their scores, {' to '.join(ends)}"
-        said.append(f"{called} {verb}")
+        said.append(f"key{'s' * (not s)} {name_runs(np.array(keys))}{where} {verb}")
     return " and ".join(said)
 
 
-def _is_whole(c: float) -> bool:
-    return abs(c - round(c)) < _NEAR_COUNT
-
-
-def _name_keys(numbers: npt.NDArray[np.int64]) -> str:
+def name_runs(numbers: npt.NDArray[np.int64]) -> str:
     """Name numbers by a rule or, if there is none, by spans of them, of many the first."""
     text = describe_span(numbers)
     if not text.startswith("between"):
