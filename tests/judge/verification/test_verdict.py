@@ -297,25 +297,24 @@ def test_what_is_not_seen(defect):
     assert found.detectable["epsilon"] > 1e-5
 
 
-def test_remarks():
-    out = run()
-    found = judged(changed(out, np.s_[1, 5:7, 3], lambda x: math.nan))
-    first = "the first is head 1, row 5 (queries 5 to 6, column 3)"
-    assert found.remarks == [f"2 of 256 rows hold NaN or infinity, {first}"]
-    found = judged(changed(out, np.s_[1, 5, 3], lambda x: math.nan))
-    assert found.remarks == ["1 of 256 rows holds NaN or infinity, at head 1, row 5 (column 3)"]
-
-
-@pytest.mark.long
-def test_remarks_where_no_row_is_a_result():
-    out = run(**H)
-    found = judged(0 * out, **H)
-    assert found.remarks == [x.text for x in found.suspects] == ["the output is 0 everywhere"]
-    found = judged(np.nan * out, **H)
-    assert [x.text for x in found.suspects] == ["128 of 128 rows hold NaN or infinity"]
-    text = str(found)
-    assert text.count("rows hold NaN") == 1
-    assert "standard deviation" not in text
+@pytest.mark.parametrize(
+    ("at", "by", "words"),
+    [
+        (np.s_[1, 5:7, 3], math.nan, "2 of 256 rows hold NaN or infinity, the first is head 1, "
+            "row 5 (queries 5 to 6, column 3)"),
+        (np.s_[1, 5, 3], math.nan,
+            "1 of 256 rows holds NaN or infinity, at head 1, row 5 (column 3)"),
+        (np.s_[:], math.nan, "256 of 256 rows hold NaN or infinity"),
+        (np.s_[:], 0.0, "the output is 0 everywhere"),
+    ],
+)  # fmt: skip
+def test_remarks(at, by, words):
+    found = judged(changed(run(), at, lambda x: by * x))
+    assert found.remarks == [words]
+    if at == np.s_[:]:  # no row is a result
+        assert [x.text for x in found.suspects] == [words]
+        assert str(found).count(words) == 1
+        assert by == 0 or "standard deviation" not in str(found)
 
 
 def test_one_cause_is_not_printed_with_two_numbers():
