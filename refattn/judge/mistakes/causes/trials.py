@@ -40,6 +40,7 @@ from ..operators.limits import (
 )
 from ..operators.own_keys import list_few_keys, list_own_keys
 from ..operators.pages import list_blocks_of_cache
+from ..operators.patterns import list_cuts, list_patterns
 from ..operators.seen_keys import list_seen_keys
 from ..operators.spans import list_spans
 from ..operators.strides import list_addresses, list_swaps
@@ -340,7 +341,8 @@ class Trials:
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
             rows = known_rows(self.posed) if self.posed.kind in ("scores", "map") else ()
             lists.append(filter(self.changes, list_edited(self.posed, rows)))
-        lists += [x(problem, every, unit) for x in (list_spans, list_few_keys)]
+        for listing in (list_spans, list_few_keys, list_cuts, list_patterns):
+            lists.append(listing(problem, every, unit))
         for listing_by in (list_seen_keys, list_reweighed):
             lists.append(listing_by(problem, every, unit, self.about[1]))
         return [*lists, list_merged_more(problem, every, self.about[1])]

@@ -22,6 +22,7 @@ from ..causes.wrong_rows import finite
 _MOST_PAIRS, _NO_CHANCE = 2**22, 14.0  # of queries and keys; log of one over a chance
 _OF_X = "e^x of a score less the largest is"
 _FIRST_POWERS = (8.0, 32.0, 128.0, 512.0)  # n of (1 + x / n)^n, where fits begin
+_FIRST_ENDS = (2.0, 4.0, 8.0, 16.0)  # of x, below which it is clamped, likewise
 _TERMS_OF_SERIES = (3, 4, 5, 6)  # of the series of e^x
 _TABLE_STEPS = tuple(2**x for x in range(2, 8))  # of x, between two numbers
 _EXPONENT_SHIFTS = {
@@ -78,7 +79,12 @@ def list_powers(
         weigh = partial(_raise_to_power, n=max(n, 1.0))
         return Alternative("", problem, compute=partial(_attend_with, weigh=weigh))
 
+    def clamp(least: float) -> Alternative:
+        weigh = partial(_clamp, least=-abs(least))
+        return Alternative("", problem, compute=partial(_attend_with, weigh=weigh))
+
     yield f"{_OF_X} (1 + x / n)^n with n = {{}}", power, _FIRST_POWERS
+    yield f"{_OF_X} no less than e^-{{}}", clamp, _FIRST_ENDS
 
 
 def is_of_weights(text: str) -> bool:
@@ -89,6 +95,10 @@ def is_of_weights(text: str) -> bool:
 def rounds_weights(text: str) -> bool:
     """Tell whether a cause is a coarse rounding of weights."""
     return "weights are rounded to" in text or "weights over the largest are rounded" in text
+
+
+def _clamp(x: Doubles, least: float) -> Doubles:
+    return np.exp(np.maximum(x, least))
 
 
 def _raise_to_power(x: Doubles, n: float) -> Doubles:
