@@ -304,7 +304,8 @@ def test_what_is_not_seen(defect):
             "row 5 (queries 5 to 6, column 3)"),
         (np.s_[1, 5, 3], math.nan,
             "1 of 256 rows holds NaN or infinity, at head 1, row 5 (column 3)"),
-        (np.s_[:], math.nan, "256 of 256 rows hold NaN or infinity"),
+        (np.s_[:], math.nan, "256 of 256 rows hold NaN or infinity, the first is head 0, row 0 "
+            "(queries 0 to 127)"),
         (np.s_[:], 0.0, "the output is 0 everywhere"),
     ],
 )  # fmt: skip
