@@ -26,6 +26,7 @@ from ..operators.backward_counts import (
     list_chunks_seen,
     list_columns_counted,
     list_other_normalisers,
+    list_transposed,
 )
 from ..operators.backward_places import (
     FITTED_ROWS,
@@ -568,6 +569,7 @@ _LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
     list_of_tiles,
     _list_added_rows,
     _list_padded,
+    list_transposed,
     list_moved_terms,
     list_other_numbers,
     list_other_normalisers,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations, product
 
@@ -15,7 +15,7 @@ from ...rounding.saved import BackwardHead
 from ...verification.findings import name_span
 from ..causes.backward import Backward, Candidate, HeadPass, Kept, Lookup
 from ..causes.sampled import Alternative, Place, Seen
-from ..causes.slips import PARTS
+from ..causes.slips import PARTS, TILE_SIZES
 from ..causes.wrong_rows import Sampled, row_sizes, thin
 from .backward_places import GROUPED_PAIRS, OFF_COUNTS
 from .tiles import describe_keys
@@ -161,6 +161,28 @@ def _describe_chunks(shown: HowOften, size: int) -> str:
         words.append(f"{queries} see {' and '.join(said) or 'no keys'}")
     more = f" and so on ({len(words) - _CHUNKS_NAMED} more)" * (len(words) > _CHUNKS_NAMED)
     return f"chunks of {size} see others: {'; '.join(words[:_CHUNKS_NAMED])}{more}"
+
+
+def list_transposed(back: Backward) -> Iterator[Candidate]:
+    """List gradients in whose sums each square tile of weights is transposed, or is not."""
+    n, m, _ = back.first.forward.shape
+    sizes = [x for x in TILE_SIZES if n % x == 0 == m % x and n * m <= GROUPED_PAIRS]
+    for of, size in product(back.failed, sizes):
+        called = "weights" if of == "dv" else "derivatives of scores"
+        text = (
+            f"in {of}, the {called} of each tile of {size} queries and {size} keys are transposed"
+        )
+        yield Candidate(text, to=of, answer=partial(_transpose_tiles, back, size))
+
+
+def _transpose_tiles(
+    back: Backward, size: int, of: str, index: Index, _: Sequence[Index]
+) -> Doubles:
+    rows, total = np.arange(back.parts[of].problem.shape[0]), np.zeros(())
+    for weights, x in back.list_factors(Candidate(""), of, index, rows):
+        tiles = weights.reshape(len(weights) // size, size, -1, size).transpose(0, 3, 2, 1)
+        total = total + tiles.reshape(weights.shape) @ x
+    return total
 
 
 def list_other_normalisers(back: Backward) -> Iterator[Candidate]:

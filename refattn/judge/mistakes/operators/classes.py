@@ -303,7 +303,11 @@ def list_merged_more(
     if sum(map(len, shares)) >= _FEWEST_MERGED:
         least, most = (f(np.concatenate(shares)) for f in (np.min, np.max))
         text = f"another part, with {least:.2g} to {most:.2g} of the sum of all weights, is merged"
-        text += ": its numbers are not from the keys" if strange else ", or some keys weigh more"
+        text += (
+            ": its numbers are not from the keys that are seen"
+            if strange
+            else ", or some keys weigh more"
+        )
         heads = [x.rows.at for x in wrong]
         answer = partial(_take_given, problem, heads, numbers)
         yield Alternative(text, problem, answer=answer)

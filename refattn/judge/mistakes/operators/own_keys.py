@@ -23,7 +23,6 @@ _BY_CHANCE = 1e-3  # that one of the keys leaves so little, at most
 _FIRST_NAMED = 3
 _MOST_KEYS, _MOST_NUMBERS = 6, 2**22  # that count otherwise; of the terms of keys, that are kept
 _LEFT_BY_FEW, _CHANCE_OF_FEW = 4.0, 1e-6  # mean square of z, and chance of as little, at most
-_MOST_COUNTS = 3  # that are said apart
 _NEAR_COUNT = 0.05  # a count this near to a whole number is said to be whole
 
 
@@ -190,18 +189,16 @@ def describe_counts(
         near = abs(c - whole) < _NEAR_COUNT
         name = {0: "not", 2: "twice"}.get(whole, f"{whole} times") if near else f"{c:.2g} times"
         words.setdefault("seen" if near and whole == 1 and key in hidden else name, []).append(key)
-    if len(words) > _MOST_COUNTS:
-        words = {f"{min(times.values()):.2g} to {max(times.values()):.2g} times": [*times]}
     said = []
     for name, keys in words.items():
         s = "" if len(keys) > 1 else "s"
         verb = f"do{'es' * bool(s)} not count" if name == "not" else f"count{s} {name}"
         verb = ("is" if s else "are") + " seen" if name == "seen" else verb
-        said.append(f"key{'s' * (not s)} {_name_keys(np.array(keys))}{where} {verb}")
+        said.append(f"key{'s' * (not s)} {name_runs(np.array(keys))}{where} {verb}")
     return " and ".join(said)
 
 
-def _name_keys(numbers: npt.NDArray[np.int64]) -> str:
+def name_runs(numbers: npt.NDArray[np.int64]) -> str:
     """Name numbers by a rule or, if there is none, by spans of them, of many the first."""
     text = describe_span(numbers)
     if not text.startswith("between"):

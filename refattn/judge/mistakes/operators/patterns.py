@@ -26,7 +26,7 @@ from ...rounding.problems import Index, Problem
 from ..causes.sampled import Alternative, Place, Result, Rows, Seen, attend, take_rows
 from ..causes.slips import weigh_keys
 from ..causes.wrong_rows import Sampled, row_sizes, thin
-from .own_keys import describe_counts
+from .own_keys import describe_counts, name_runs
 
 _HEADS, _ROWS, _NUMBERS = 8, 128, 2**20  # that are looked at, and terms of a head
 _LEFT_BY_PATTERN = 4.0  # mean square of z, at most
@@ -37,6 +37,7 @@ _SURELY_OFF = 6.0  # standard deviations by which a group counts otherwise
 _MOST_LOG = 300.0  # of a factor
 _NEAR_USUAL = 0.05  # how far from what it should be a factor may be, besides
 _NAMED, _FEWEST = 3, 4  # spans, or heads, that are named; groups of a line
+_ALL_OVER = 0.8  # of the numbers, at least, of which none is named
 _STRAIGHT = 1e-3  # of the squares of logarithms of factors, that a line leaves at most
 
 
@@ -350,10 +351,14 @@ def _to_power(slope: float, x: Doubles) -> Doubles:
 
 def _describe_groups(kind: _Kind, found: _Pattern) -> str:
     off = np.abs(found.times - found.usual) > _SURELY_OFF * found.errors + _NEAR_USUAL
-    numbers = found.at.astype(int)
-    times = dict(zip(numbers[off].tolist(), found.times[off].tolist(), strict=True))
-    where = " before the query" * kind.free
-    return describe_counts(times, {*numbers[found.usual == 0].tolist()}, where) if times else ""
+    numbers, times = found.at[off].astype(int), found.times[off]
+    if len(np.unique(np.round(times, 2))) > _NAMED:
+        least, most = (math.log(max(f(times), _LEAST_MASS)) for f in (np.min, np.max))
+        where = "" if np.mean(off) > _ALL_OVER else f", where that is {name_runs(numbers)}"
+        return f"a bias by {kind.name} is added to the scores, {least:.2g} to {most:.2g}{where}"
+    counts = dict(zip(numbers.tolist(), times.tolist(), strict=True))
+    hidden = {*found.at[found.usual == 0].astype(int).tolist()}
+    return describe_counts(counts, hidden, " before the query" * kind.free) if counts else ""
 
 
 def _describe_function(kind: _Kind, found: _Pattern) -> str:
