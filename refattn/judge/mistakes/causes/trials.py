@@ -44,7 +44,7 @@ from ..operators.limits import (
 )
 from ..operators.own_keys import list_few_keys, list_own_keys
 from ..operators.pages import list_blocks_of_cache
-from ..operators.patterns import list_cuts, list_patterns
+from ..operators.patterns import list_cuts, list_patterns, list_row_scales
 from ..operators.seen_keys import list_seen_keys
 from ..operators.spans import list_spans
 from ..operators.strides import list_addresses, list_swaps
@@ -344,7 +344,7 @@ class Trials:
             lists.append(filter(self.changes, list_edited(self.posed, rows)))
         lists += [x(problem, every, unit) for x in (list_few_keys, list_cuts, list_patterns)]
         about = problem, every, unit, self.about[1]
-        lists += [list_seen_keys(*about), list_reweighed(*about)]
+        lists += [x(*about) for x in (list_row_scales, list_seen_keys, list_reweighed)]
         return [*lists, list_merged_more(problem, every, self.about[1])]
 
     def mark_wrong(self, x: Place) -> Seen:
