@@ -42,7 +42,7 @@ from ..operators.limits import (
     list_windows,
     rate_limits,
 )
-from ..operators.own_keys import list_few_keys, list_own_keys
+from ..operators.own_keys import list_few_keys, list_other_values, list_own_keys
 from ..operators.pages import list_blocks_of_cache
 from ..operators.patterns import list_cuts, list_patterns, list_row_scales
 from ..operators.seen_keys import list_seen_keys
@@ -122,6 +122,7 @@ _PLAIN_LISTS: tuple[Callable[[Problem], Iterator[Alternative]], ...] = (
     list_lost_parts,
     list_sinks,
 )
+_OF_WRONG_ROWS = list_column_factors, list_columns, list_partial_sums, list_moved_tiles, list_spans
 _ROUNDED: Mapping[str, Mapping[str, Any]] = {
     "sums of products are kept in float16": {"accumulate": "float16"},
     "sums of products are kept in bfloat16": {"accumulate": "bfloat16"},
@@ -333,16 +334,16 @@ class Trials:
         reach = partial(list_reaches, rate=self.rate, wrong=self.mark_wrong)
         lists += [reach(problem, x) for x in self.first if length]
         lists.append(list_own_limits(problem, every, self.rate))
-        lists += [list_column_factors(problem, every, unit), list_columns(problem, every, unit)]
-        lists += [list_partial_sums(problem, every, unit), list_moved_tiles(problem, every, unit)]
-        lists.append(list_spans(problem, every, unit))
+        for listing in _OF_WRONG_ROWS:
+            lists.append(listing(problem, every, unit))
         lists += [x(problem, few, unit) for x in (list_stale_weights, list_crossed_parts)]
         lists += [list_smoothed(problem), self.take_nearest(list_rounded_by_tiles(problem))]
         lists.append(list_scoped(problem, list_alternatives(problem), few, unit))
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
             rows = known_rows(self.posed) if self.posed.kind in ("scores", "map") else ()
             lists.append(filter(self.changes, list_edited(self.posed, rows)))
-        lists += [x(problem, every, unit) for x in (list_few_keys, list_cuts, list_patterns)]
+        for listing in (list_few_keys, list_other_values, list_cuts, list_patterns):
+            lists.append(listing(problem, every, unit))
         about = problem, every, unit, self.about[1]
         lists += [x(*about) for x in (list_row_scales, list_seen_keys, list_reweighed)]
         return [*lists, list_merged_more(problem, every, self.about[1])]
