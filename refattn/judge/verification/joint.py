@@ -324,13 +324,9 @@ def find_wrong(
             found[head, rows] = np.fmin(found[head, rows], log_p)
             least = min(least, float(np.min(log_p)))
         tested, goes_on = tested + len(batch), least + tests_of_row <= level
-    places = zip(*np.nonzero(found < 0), strict=True)
-    wrong = [
-        WrongRow(
-            (*problem.index_of(h), int(i)), float(means[h, i]), float(found[h, i]) + tests_of_row
-        )
-        for h, i in places
-    ]
+    indices, at = [*np.ndindex(problem.lead)], np.nonzero(found < 0)
+    each = (x.tolist() for x in (*at, means[at], found[at] + tests_of_row))
+    wrong = [WrongRow((*indices[h], i), *rest) for h, i, *rest in zip(*each, strict=True)]
     return sorted(wrong, key=lambda x: x.log_p), goes_on and tested < len(doubtful)
 
 

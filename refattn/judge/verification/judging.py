@@ -89,12 +89,11 @@ from .trial import attempt, choose_suspects
 from .units import add_unit, describe_unit, list_units, on_hardware
 from .verdict import Verdict, join_verdicts
 
-_RMS_OF_LAGS = 16.0  # rms of z below which the maximum of a fused kernel may lag
+_RMS_OF_LAGS, _TOO_WELL = 16.0, 0.75  # rms of z below which maxima may lag; numbers fit too well
 _ASK_OF_LAGS = (
     "with profile flash-lazy this is a PASS: does the kernel keep a maximum until a score is "
     "larger by 8 log 2, as FlashAttention-4 does?"
 )
-_TOO_WELL = 0.75  # rms of z below which an option may be ignored, and a profile too loose
 _UNLIKELY = 10.0  # log of how much likelier others are on some rows of another part
 _SURELY_REJECTED = -100.0  # log of a p-value that is surely enough to reject a profile by some rows
 _SURE_P, _HARDLY_PASSES = 1e-40, 1e-3  # p-values by which some rows reject a profile, or doubt it
@@ -247,7 +246,7 @@ class _Case:
         for name in names:
             self.compare([*(x for x in found if x not in names), name])
             found[name] = self.fits[name]
-        self.fits = found
+        self.fits, self.tries_units = found, bool(names)
 
     def find(self, backward: str | None = None) -> tuple[str | None, list[str]]:
         """Find the likeliest profile beside that of gradients, and list those without units."""
@@ -394,8 +393,9 @@ def _judge_one(part: Part, asked: Request, backward: str | None = None) -> Verdi
             case.trial(name)
     verdict = case.conclude(found or min(case.trials, key=case.rank))
     if verdict.verdict == "FAIL" and verdict.z.rms < _RMS_OF_LAGS and "flash-fast" in case.profiles:
-        lagging, _ = _Case(part, asked._replace(profile="flash-lazy")).find()
-        verdict = verdict.with_remark(_ASK_OF_LAGS) if lagging else verdict
+        other = _Case(part, asked._replace(profile="flash-lazy"))
+        other.tries_units &= case.tries_units  # those of its kind of profile agree, or none does
+        verdict = verdict.with_remark(_ASK_OF_LAGS) if other.find()[0] else verdict
     if not asked.explain:
         return verdict.leave_causes()
     try:

@@ -311,7 +311,8 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
                 least_of = np.minimum(_mean(near_of), _LEAST**2)
                 still = square_of, logs_of, np.where(unmoved[:, 0], least_of, least)
                 still_law = still_law.where(unmoved[:, 0], other)
-        if joint and roundings.maximum:  # of its derivative less may be left, as if D cancelled it
+        # Of the derivative of a maximum less may be left, as if D cancelled it.
+        if joint and roundings.maximum and np.all(within):
             _, still_law = take_other(roundings._replace(maximum=False, delta_of_out=False))
         tested = np.square(np.where(known, subtract_rounding(error, rows) / rows.worst, math.nan))
         tested = np.where(within, _mean(tested), math.inf)
