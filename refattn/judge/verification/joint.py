@@ -79,8 +79,8 @@ class RowBox(NamedTuple):
         """Return mean squares, and logs of p-values; where nothing is known of a row both are 0."""
         squares, columns = np.zeros(len(self.errors)), self.errors.shape[1]
         if self.known.any():
-            some = (x[self.known] for x in (self.covariances, self.errors, self.low, self.high))
-            squares[self.known] = least_squares(*some) / columns
+            some = (x[self.known] for x in (self.errors, self.low, self.high))
+            squares[self.known] = Ellipsoids.of(self.covariances[self.known]).bound(*some) / columns
         return squares, np.asarray(log_chernoff(squares, columns))
 
 
@@ -219,11 +219,6 @@ def test_each(
         float(test_rows(problem, numbers, roundings, x[:-1], np.array(x[-1:]))[1][0])
         for x in places
     ]
-
-
-def least_squares(covariances: Doubles, errors: Doubles, low: Doubles, high: Doubles) -> Doubles:
-    """Bound the least square over a box from below, for each row."""
-    return Ellipsoids.of(covariances).bound(errors, low, high)
 
 
 class Ellipsoids(NamedTuple):
