@@ -73,7 +73,7 @@ from .empty_rows import describe_idle, remark_idle
 from .findings import Finding, Numbers, Part, ProfileTrial, weaken
 from .head_sums import ONE_PERCENT, RowWeights
 from .joint import ONE_OF_ROWS, find_smallest, knows_columns, list_few, name_wrong, test_each
-from .likelihood import ALIKE, Fit, ProfileSample, compare
+from .likelihood import ALIKE, UNCOMPARED, Fit, ProfileSample, compare
 from .looks import (
     Blocks,
     Look,
@@ -141,11 +141,11 @@ class _Case:
         """Tell whether some rows are enough to reject a profile."""
         # Holm multiplies a p-value by the count of tests at most, so that these stay below alpha
         # whatever all rows say.
-        fit, least = self.fits.get(name), self.alpha / _TESTS
+        fit, least = self.fits.get(name, UNCOMPARED), self.alpha / _TESTS
         some = self.screened.get(name, 1.0) <= least or self.glanced.get(name, 1.0) <= _SURE_P
         if some or self.is_rival(name):
             return True
-        return fit is not None and not (fit.within and fit.log_p > math.log(least))
+        return not (fit.within and fit.log_p > math.log(least))
 
     def attempt(self, name: str, rows: Blocks | None = None, whole: bool = True) -> ProfileTrial:
         """Try a profile on all rows, or on some: these along all directions, or few."""
@@ -164,11 +164,11 @@ class _Case:
 
     def glance(self, name: str) -> bool:
         """Tell whether a few rows are enough to reject a profile, so surely that no test counts."""
-        # Only a p-value of 1e-40 counts, so that this look costs no share of alpha.
-        some = choose_glanced(self.problem)
-        if some and name in self.fits and not self.fits[name].within:
+        # Only a p-value of 1e-40 counts: no share of alpha. What is likely is tried at once.
+        some, fit = choose_glanced(self.problem), self.fits.get(name, UNCOMPARED)
+        if some and not fit.within:
             return True
-        if some and name not in {*self.glanced, *self.trials}:
+        if some and name not in {*self.glanced, *self.trials} and (self.trials or not fit.explains):
             self.glanced[name] = self._smallest(name, some)
         return self.glanced.get(name, 1.0) <= _SURE_P
 
@@ -206,8 +206,8 @@ class _Case:
         if name in self.trials:
             return self.trials[name]
         # What some rows said is one more test each, so that all of them share alpha.
-        trial, fit = self._try_sample(name) or self.attempt(name), self.fits.get(name)
-        if fit is not None and fit.likelier:
+        trial = self._try_sample(name) or self.attempt(name)
+        if (fit := self.fits.get(name, UNCOMPARED)).likelier:
             p, words = math.exp(max(fit.log_p, -700.0)), f"{fit.likelier} is likelier than {name}"
             trial = trial.with_test(Finding("likelihood", p, p, fit.against, words))
         if self.coarse is not None:
@@ -261,9 +261,9 @@ class _Case:
 
     def is_doubtful(self, name: str) -> bool:
         """Tell whether a profile says nothing, or hardly passes, or a tighter one is likelier."""
-        trial, fit = self.trial(name), self.fits.get(name)
+        trial, fit = self.trial(name), self.fits.get(name, UNCOMPARED)
         hardly = not trial.known or any(x.adjusted < _HARDLY_PASSES for x in trial.tests)
-        return hardly or (fit is not None and fit.against > ALIKE)
+        return hardly or fit.against > ALIKE
 
     def is_rejected(self, name: str) -> bool:
         """Tell whether it is known that a profile does not explain the numbers."""
@@ -369,7 +369,7 @@ class _Case:
             if name in self.trials:
                 found[name] = min((x.adjusted for x in self.trials[name].tests), default=1.0)
             elif self.is_out(name):
-                fit = self.fits.get(name, Fit(True, 0.0, "", 0.0))
+                fit = self.fits.get(name, UNCOMPARED)
                 p = math.exp(max(fit.log_p, -700.0))
                 p = min(p, self.screened.get(name, 1.0), self.glanced.get(name, 1.0))
                 found[name] = _TESTS * p if fit.within else 0.0

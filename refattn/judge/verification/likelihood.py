@@ -76,7 +76,7 @@ class Fit(NamedTuple):
     against: float  # log of the largest ratio of another likelihood to its own
     likelier: str  # the profile with that
     log_p: float  # log of a bound on the probability of this, if the profile is that of the kernel
-    explains: bool = True  # whether the profile may be that of nearly all rows
+    explains: bool = False  # whether it is known that the profile may be that of nearly all rows
     surely: Mapping[str, float] = MappingProxyType({})
 
     def beside(self, others: Collection[str]) -> Fit:
@@ -87,6 +87,9 @@ class Fit(NamedTuple):
         best = max(held, key=lambda x: held[x])
         log_p = min(0.0, math.log(len(self.surely)) - held[best])
         return self._replace(likelier=best, log_p=log_p)
+
+
+UNCOMPARED = Fit(True, 0.0, "", 0.0)  # with no other profile
 
 
 class _Law(NamedTuple):
@@ -219,7 +222,7 @@ def compare(
 ) -> dict[str, Fit]:
     """Compare profiles on the rows of a problem, the best first; what is found is kept in looks."""
     if len(profiles) == 1 or not any(i.stop > i.start for _, i in problem.items()):
-        return dict.fromkeys(profiles, Fit(True, 0.0, "", 0.0))
+        return dict.fromkeys(profiles, UNCOMPARED)
     known = weights or RowWeights(problem, dtype)
     found = {} if looks is None else looks
     missing = [x for x in dict.fromkeys(profiles.values()) if x not in found]
