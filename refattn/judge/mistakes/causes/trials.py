@@ -319,10 +319,8 @@ class Trials:
         heads = (x for x in self.sample.heads if x.wrong.any())
         few = [x.take(thin(np.flatnonzero(x.wrong), _FIRST_ROWS)) for x in heads]
         lists: list[Iterator[Alternative]] = []
-        first = [
-            (problem, x, unit * row_sizes(y))
-            for x, y in zip(self.first, self.given_first, strict=True)
-        ]
+        of_first = zip(self.first, self.given_first, strict=True)
+        first = [(problem, x, unit * row_sizes(y)) for x, y in of_first]
         if self.sample.told or self.scattered:
             lists.append(list_own_keys(problem, every, unit))
         lists += [list_blocks_of_cache(problem, few, unit), list_mask_ends(problem, every, unit)]
@@ -333,7 +331,7 @@ class Trials:
         lists += [list_widths(problem), self.take_nearest(list_wrong_tiles(problem))]
         reach = partial(list_reaches, rate=self.rate, wrong=self.mark_wrong)
         lists += [reach(problem, x) for x in self.first if length]
-        lists.append(list_own_limits(problem, every, self.rate))
+        lists += [list_own_limits(problem, every, self.rate)]
         for listing in _OF_WRONG_ROWS:
             lists.append(listing(problem, every, unit))
         lists += [x(problem, few, unit) for x in (list_stale_weights, list_crossed_parts)]
@@ -344,8 +342,8 @@ class Trials:
             lists.append(filter(self.changes, list_edited(self.posed, rows)))
         for listing in (list_few_keys, list_other_values, list_cuts, list_patterns):
             lists.append(listing(problem, every, unit))
-        about = problem, every, unit, self.about[1]
-        lists += [x(*about) for x in (list_row_scales, list_seen_keys, list_reweighed)]
+        for listing_by in (list_row_scales, list_seen_keys, list_reweighed):
+            lists.append(listing_by(problem, every, unit, self.about[1]))
         return [*lists, list_merged_more(problem, every, self.about[1])]
 
     def mark_wrong(self, x: Place) -> Seen:
