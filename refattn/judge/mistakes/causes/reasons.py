@@ -52,7 +52,7 @@ from .places import (
     remark_zeros,
 )
 from .sampled import Alternative
-from .search import leave_roundings, search_causes, search_columns, search_written
+from .search import Task, leave_roundings, search_causes, search_without_zeros
 from .states import explain_states
 from .suspects import as_suspect, say_what_is_left
 from .trials import ERRORS, say_of_weights
@@ -155,8 +155,18 @@ def explain(
         # Features have no scores: where products are positive, their logarithms stand for these.
         found = list(_explain_features(problem, numbers, profiles, verdict))
         if scored := as_scores(problem, by.roundings(verdict.dtype)):
-            task = scored, numbers, profiles, verdict.dtype, "out", worst.where if worst else ()
-            more, sample = search_causes(*task, mistakes=mistakes, posed=problem)
+            more, sample = search_causes(
+                Task(
+                    scored,
+                    numbers,
+                    profiles,
+                    verdict.dtype,
+                    "out",
+                    worst.where if worst else (),
+                    mistakes=mistakes,
+                    posed=problem,
+                )
+            )
             more = [x._replace(text=say_of_weights(x.text)) for x in more]
             found = found or [x for x in more if x.text]
             verdict = verdict._replace(place=describe_place(scored, sample, verdict))
@@ -220,7 +230,6 @@ def _search_scores(
     strange_alone = _is_right_where_finite(numbers, verdict)
     where = worst.where if worst else ()
     where = (*where, 0) if where and failed == "lse" else where  # of a row, any column
-    rest = verdict.dtype, failed, where, fits
     known = _IN_FLOAT32[1] if _IN_FLOAT32[0] in " ".join(verdict.remarks) else ""
     if failed != "lse" and worst is not None and not known:
         grid, gap = find_grid(problem, numbers)
@@ -229,15 +238,15 @@ def _search_scores(
     if rows:  # others are right by this profile
         by = profiles.get(verdict.by, next(iter(profiles.values())))
         profiles = {verdict.by: by, **profiles}
-    about = problem, numbers, profiles, *rest
-    found, sample = search_causes(*about, strange_alone, known, mistakes, rows)
+    about = problem, numbers, profiles, verdict.dtype, failed, where, fits
+    task = Task(*about, mistakes, rows, known, strange_alone)
+    found, sample = search_causes(task)
     if sample.apart and not any(x.name == _CAUSE for x in found):
         # Numbers that are wrong were searched first; those that are NaN may have another cause.
-        alone = search_causes(*about, strange_alone=True)
+        alone = search_causes(Task(*about, strange_alone=True))
         found, sample = alone if alone[0] else ([], sample)
     if failed != "lse" and not any(x.name == _CAUSE for x in found):
-        part = problem, numbers, profiles, rest, sample
-        found = search_columns(*part) or search_written(*part) or found
+        found = search_without_zeros(task, sample) or found
     if failed == "lse":
         share = 0.0 if found else share_of_offset(problem, sample)
         fits = [x._replace(explained=share) for x in fits if share >= _MOST]

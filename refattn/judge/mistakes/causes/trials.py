@@ -152,8 +152,8 @@ class Explained(NamedTuple):
 
     @property
     def is_sure(self) -> bool:
-        """Whether it is no other mask, or two mistakes, in some rows alone."""
-        return self.everywhere or (self.alternative.plain and ", and " not in self.alternative.text)
+        """Whether it is no other mask in some rows alone."""
+        return self.everywhere or self.alternative.plain
 
 
 def _of_head(
