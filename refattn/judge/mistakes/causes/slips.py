@@ -196,13 +196,15 @@ def _list_edits(keys: int) -> Mapping[str, Edits]:
     )
     found |= {f"{restart} (tiles of {{}} keys{x})": again for x in ("", _LAST)}
     late = f"np.isfinite(s[:, j.stop : {keys}]).any(-1, keepdims=True)"
-    text = "the last tile of {} keys that a query sees is not rescaled from its own maximum to that of all"
-    found[text] = (("base, shrink = new", f"base, shrink = np.where({late}, new, own)"),)
+    text = "the last tile of {} keys that a query sees is not rescaled from its own maximum"
+    found[f"{text} to that of all"] = (
+        ("base, shrink = new", f"base, shrink = np.where({late}, new, own)"),
+    )
     text = "the output is divided by the running sum after each tile of {} keys"
     divided = (_ADDED, f"({_ADDED}) / some(total)")
     found |= {text: (divided, (_END, "out")), f"{text}, and at the end": (divided,)}
-    text = "weights of each tile of {} keys are divided by the running sum up to it, not by that of all"
-    found[text] = ((_ADDED, "out + w / some(total) @ v[j]"), (_END, "out"))
+    text = "weights of each tile of {} keys are divided by the running sum up to it"
+    found[f"{text}, not by that of all"] = ((_ADDED, "out + w / some(total) @ v[j]"), (_END, "out"))
     # 448 is the largest number of float8_e4m3fn: weights that are stored times 2^8 leave its
     # range above 448 / 2^8.
     cut, first = "are clipped at 448 / 2^8", "np.where(np.isfinite(old), old, new)"
