@@ -7,11 +7,6 @@ OMEGA, BIAS = np.random.default_rng(1).standard_normal((2, 4, 3))
 MASK = np.array([[True, False, True, True]] * 3 + [[False] * 4])
 FEW = {"indices": np.array([0, 2])}
 CALLS = {
-    "chunked_linear_randomized_attention": [
-        {"omega": OMEGA, "num_proposals": 2, "weighting": "query", "beta": 0.5, "chunk": 3},
-        {"omega": OMEGA, "num_proposals": 2, "causal": True, "chunk": 3},
-    ],
-    "chunked_random_feature_attention": [{"omega": OMEGA, "mask": MASK[0], "chunk": 3}],
     "coreset_attention": [FEW | {"mask": MASK[0]}],
     "eva_attention": [{"window": 3, "causal": True}, {"window": 2, "omega": OMEGA[:2]}],
     "importance_sampled_attention": [{"omega": OMEGA, "mask": MASK}],

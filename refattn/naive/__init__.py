@@ -2,9 +2,7 @@ r"""Every estimator written as its formula: dense, a few lines each. Read this f
 
 The rest of the package computes the same numbers in blocks and on threads. Both use the same code
 to check arguments, but no common step of the computation, so each tests the other. These formulas
-take memory O(n m S) for S frequencies, or O(n m d_v): use them for hundreds of tokens. Two of them
-stand also in the form that the package computes, chunk by chunk: `chunked_random_feature_attention`
-and `chunked_linear_randomized_attention`.
+take memory O(n m S) for S frequencies, or O(n m d_v): use them for hundreds of tokens.
 
 Every sum over keys is over the keys that a query sees (`visible`). A hidden key has no effect, even
 if it is NaN, and the result of a query that sees no key is 0.
@@ -29,8 +27,6 @@ Docstrings name the five documents that the package follows as
   Katharopoulos et al., arXiv:2006.16236.
 """
 
-from .chunked import chunked_linear_randomized_attention as chunked_linear_randomized_attention
-from .chunked import chunked_random_feature_attention as chunked_random_feature_attention
 from .few_keys import coreset_attention as coreset_attention
 from .few_keys import sampled_key_attention as sampled_key_attention
 from .kernel import kernel_estimate as kernel_estimate

@@ -168,12 +168,6 @@ def proposals(
     return {"omega": omega, "num_proposals": count, "centres": centres, "beta": beta, "mask": mask}
 
 
-def chunk_of_tokens(k: Array, chunk: Any, mask: Array | None, **_: Any) -> dict[str, Any]:
-    """Number of tokens that are taken at once, with a mask of keys, (..., 1, m)."""
-    checks.positive_integer("chunk", chunk)
-    return {"mask": qkv.one_row(mask, k)}
-
-
 def chunks(
     q: Array, k: Array, v: Array, window: Any, mask: Array | None, omega: Any = "mean", **more: Any
 ) -> dict[str, Any]:

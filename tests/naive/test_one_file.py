@@ -141,7 +141,7 @@ def test_the_file_is_clean(options, tmp_path):
 
 
 def test_names_that_are_not_there_are_refused():
-    with pytest.raises(ValueError, match='`names` must be one of "chunked_'):
+    with pytest.raises(ValueError, match='`names` must be one of "coreset_'):
         one_file.formulas(["flash"])
     done = printed("flash")
     assert done.returncode == 2
