@@ -82,6 +82,7 @@ class Candidate(NamedTuple):
     tile: Callable[[Tile], Tile] = lambda x: x  # scores of the backward pass, and their slopes
     added: Mapping[tuple[str, Index], Doubles] = {}  # to each row, by gradient and head
     answer: Callable[[str, Index, Sequence[Index]], Doubles] | None = None  # of all of a head
+    fitted: bool = False  # whether it has a number that is fitted
 
 
 def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:

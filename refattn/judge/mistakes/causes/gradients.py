@@ -152,7 +152,7 @@ def explain_backward(
         # Zeros alone tell of no cause but that they were never written: any loss of all keys fits.
         holding -= set() if everywhere and holding - zero else zero
         # A fitted number is that of all parts that failed, or of none.
-        if holding and (everywhere or "±" not in one.text):
+        if holding and (everywhere or not one.fitted):
             found.append(Held(one, holding, everywhere, off / len(holding), local))
     return _name(found, back), back.samples, given
 
@@ -533,7 +533,9 @@ def _list_rescaled(back: Backward) -> Iterator[Candidate]:
     if (fitted := fit_number(compute, got, got, sample.unit, _SCALES)) is not None:
         compute(fitted[0])
         words = f"the scale is {fitted[0]:.4f} ± {fitted[1]:.1g} times the declared scale"
-        yield one._replace(text=f"in the backward pass {words} (lse and out are right)")
+        yield one._replace(
+            text=f"in the backward pass {words} (lse and out are right)", fitted=True
+        )
 
 
 _COUNT_AS = {0: "are left out", 2: "count twice", 3: "count 3 times", 4: "count 4 times"}

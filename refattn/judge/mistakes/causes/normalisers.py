@@ -16,7 +16,7 @@ from ...verification.findings import ONLY_IN, Numbers, Suspect
 from ..operators.maps import Map, list_heads_read, list_maps, write_shift
 from ..operators.strides import PADDED_TO, list_swaps
 from .alternatives import list_alternatives
-from .places import list_places
+from .places import list_rows
 from .sampled import Alternative, Result, Rows, answer_places, read_heads
 from .slips import NORMALISERS, PARTS
 from .suspects import as_suspect
@@ -179,7 +179,7 @@ def name_offset(
     c = float(np.median(error)) if error.size else math.nan
     if not np.all(np.abs(error - c) < FAR * std):  # NaN is none
         return []
-    where = ", ".join(x for x in list_places(problem, sample) if not x.startswith("columns"))
+    where = ", ".join(list_rows(problem, sample.wrong))
     side, there = "large" if c > 0 else "small", f"{ONLY_IN}{where}" * bool(where)
     return [as_suspect(f"agrees if lse is too {side} by {abs(c):.4g}{there}")]
 

@@ -158,7 +158,7 @@ def _may_stand(trials: Trials, one: Explained) -> bool:
 
 def leave_roundings(fits: Sequence[Suspect]) -> bool:
     """Tell whether a defect of a fitted size, whose error is given, leaves roundings alone."""
-    return any("±" in x.text for x in fits)
+    return any(math.isfinite(x.error) for x in fits)
 
 
 def suspect_alternative(words: str, one: Explained, trials: Trials, alone: bool = False) -> Suspect:
