@@ -181,26 +181,13 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
         text = "the windows of all queries start where that of the {} query does"
         rules[text.format("first")] = lambda x: free(x) & (x.j >= x.m - x.n - left)
         rules[text.format("last")] = lambda x: free(x) & (x.j >= x.m - 1 - left)
-        for words, to in (("half", left // 2), ("double", 2 * left)):
-            windows[f"the window reaches {to} keys to the left, {words} of {left}"] = (to, right)
     if left is not None and right is not None:
         windows["the window has no limit on the left"] = (None, right)
         windows["the window has no limit on the right"] = (left, None)
-        if left != right and not is_causal:
-            windows["the left and right limits of the window are swapped"] = (right, left)
-        for words, sides in (
-            ("half", (left // 2, right // 2)),
-            ("double", (2 * left, 2 * right)),
-        ):
-            text = f"the window has {words} the width on each side, {sides[0]} and {sides[1]}"
-            windows[text] = sides
     for text, seen in rules.items():
         yield Alternative(text, problem, seen)
     for text, window in windows.items():
         yield Alternative(text, problem._replace(window=window))
-    if left and (0 if is_causal else right) not in (None, left):
-        text = f"the window reaches {left} keys to both sides" + ", not causal" * problem.causal
-        yield Alternative(text, problem._replace(causal=False, window=(left, left)))
 
 
 def _show_reach(x: Place, left: int | None, end: int, size: int = 1) -> Seen:
