@@ -229,7 +229,10 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
                 yield Alternative(text_of, problem.replaced("mask", blocks))
         # Without a sink scores count up to a constant: -1 for visible keys is 1 for hidden ones.
         for words, c in (("0 (hidden) and 1", 1.0), ("1 (hidden) and 0", -1.0)):
-            added = problem.without("mask").replaced("bias", partial(_add_mask, problem, c))
+            add = partial(
+                lambda c, at, x: c * problem.read(at)["mask"] + (0.0 if x is None else x), c
+            )
+            added = problem.without("mask").replaced("bias", add)
             yield Alternative(f"the mask is added to scores as {words}", added)
     if "bias" in arrays:
         text = "the bias is also multiplied by the scale"
@@ -256,14 +259,14 @@ def _list_bias_tiles(problem: Problem) -> Iterator[Alternative]:
         text = f"the bias is read as if positions of {words} were taken modulo {size}"
         if size < (m if words == "keys" else n) and (size > 1 or words == "queries"):
             text = "row 0 of the bias is used for all queries" if size == 1 else text
-            read = partial(_read_bias, problem, partial(wrap, size=size))
+            read = partial(
+                lambda wrap, size, x, at, _: problem.read(at)["bias"][
+                    (y := wrap(x, size=size)).i, y.j
+                ],
+                wrap,
+                size,
+            )
             yield Alternative(text, problem, bias=read)
-
-
-def _read_bias(problem: Problem, wrap: Callable[..., Place], x: Place, at: Index, _: Any) -> Any:
-    """Read the bias at other places."""
-    there = wrap(x)
-    return problem.read(at)["bias"][there.i, there.j]
 
 
 # ALiBi has slopes 2^(-8 h / heads) with h from 1, and a rule of its own (the last row) for numbers
@@ -310,17 +313,11 @@ def list_families(
     problem: Problem,
 ) -> Iterator[tuple[str, Callable[[float], Alternative], tuple[float, ...]]]:
     """List kernels with a number that is fitted, with its name and where fits start."""
-
-    def rescale(c: float) -> Alternative:
-        return Alternative("", problem._replace(scale=c * problem.scale))
-
-    def cap(c: float) -> Alternative:
-        return Alternative("", problem._replace(softcap=c))
-
-    def count_bias(c: float) -> Alternative:
-        return Alternative("", problem, bias=lambda _, at, x: c * np.asarray(x))
-
-    yield "the scale is {} times the declared scale", rescale, (-1.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+    yield (
+        "the scale is {} times the declared scale",
+        lambda c: Alternative("", problem._replace(scale=c * problem.scale)),
+        (-1.0, 0.25, 0.5, 1.0, 2.0, 4.0),
+    )
     pads = (1.0, 8.0, 64.0, 512.0, 4096.0)
     text = "{} is added to the sum of e^score (like that many keys with score 0 and value 0)"
     yield text, lambda c: Alternative("", problem, compute=partial(_pad, count=c)), pads
@@ -340,9 +337,13 @@ def list_families(
     caps: tuple[float, ...] = (5.0, 15.0, 30.0, 50.0, 100.0)
     if problem.softcap is not None:
         caps = tuple(x * problem.softcap for x in (0.25, 0.5, 1.0, 2.0, 4.0))
-    yield "the soft cap is {}", cap, caps
+    yield "the soft cap is {}", lambda c: Alternative("", problem._replace(softcap=c)), caps
     if "bias" in problem.first:
-        yield "the bias is multiplied by {}", count_bias, (-1.0, 0.5, 1.0, 2.0, 4.0)
+        yield (
+            "the bias is multiplied by {}",
+            lambda c: Alternative("", problem, bias=lambda _, at, x: c * np.asarray(x)),
+            (-1.0, 0.5, 1.0, 2.0, 4.0),
+        )
     if problem.has_sinks:
         starts = (-1.0, 0.25, 0.5, 1.0, 2.0, 4.0)
         yield "each sink is multiplied by {}", lambda c: multiply(c, "sinks"), starts
@@ -352,11 +353,6 @@ def _pad(head: SoftmaxHead, count: float) -> Result:
     """Add so many keys of score 0 and value 0: one at least, as fewer could be any error."""
     x = attend(head)
     return pad_sum(x, np.full(x.lse.shape, math.log(max(count, 1.0))))
-
-
-def _add_mask(problem: Problem, factor: float, index: Index, bias: Any) -> Any:
-    mask = problem.read(index)["mask"]
-    return np.where(mask, factor, 0.0) + (0.0 if bias is None else bias)
 
 
 def _list_places(problem: Problem) -> Iterator[Alternative]:

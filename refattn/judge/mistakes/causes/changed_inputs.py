@@ -206,11 +206,10 @@ def list_mixed_columns(problem: Problem) -> Iterator[Alternative]:
             matrix = np.array(signs) / math.sqrt(size)
             where = f" in blocks of {size}" * (size < d)
             text = f"columns of {called} are mixed by the Hadamard matrix{where}"
-            yield Alternative(text, problem.replaced(name, partial(_mix_columns, matrix)))
-
-
-def _mix_columns(matrix: Doubles, _: Index, x: Doubles) -> Doubles:
-    return np.asarray((x.reshape(len(x), -1, len(matrix)) @ matrix).reshape(x.shape))
+            mix = partial(
+                lambda y, _, x: (x.reshape(len(x), -1, len(y)) @ y).reshape(x.shape), matrix
+            )
+            yield Alternative(text, problem.replaced(name, mix))
 
 
 def _rotate_columns(

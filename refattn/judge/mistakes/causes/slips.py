@@ -238,8 +238,12 @@ def _edit_tiles(edits: Edits) -> Callable[..., tuple[Doubles, Doubles, Doubles]]
     text = _TILES
     for old, new in edits:
         text = Edit("attend", old, new).apply(text)
-    space: dict[str, Any] = {"np": np, "math": math, "blocks": blocks, "exp": _exp_or_0}
-    space |= {"some": _or_1, "within": _keep_within, "MOST": FORMATS["float32"].largest}
+    space: dict[str, Any] = {"np": np, "math": math, "blocks": blocks}
+    # The difference of two maxima of no keys is NaN; what is beyond the range of a type as well.
+    space["exp"] = lambda x: np.where(np.isnan(x), 0.0, np.exp(x))
+    space["some"] = lambda x, other=1.0: np.where((x == 0) | np.isinf(x), other, x)
+    space["within"] = lambda x, most: np.where(np.abs(x) > most, math.nan, x)
+    space["MOST"] = FORMATS["float32"].largest
     exec(text, space)
     attend_so: Callable[..., tuple[Doubles, Doubles, Doubles]] = space["attend"]
     return attend_so
@@ -250,20 +254,6 @@ def attend_in_tiles(head: SoftmaxHead, size: int, edits: Edits, turn: int) -> Re
     with np.errstate(all="ignore"):
         out, lse, top = _edit_tiles(edits)(score_all(head), head.v, size, turn)
     return Result(out, lse[:, 0], top[:, 0])
-
-
-def _exp_or_0(x: Doubles) -> Doubles:
-    """Compute e^x; 0 for the difference of two maxima of no keys."""
-    return np.where(np.isnan(x), 0.0, np.exp(x))
-
-
-def _or_1(x: Doubles, other: float = 1.0) -> Doubles:
-    return np.where((x == 0) | np.isinf(x), other, x)
-
-
-def _keep_within(x: Doubles, most: float) -> Doubles:
-    """Put NaN in place of numbers beyond the largest."""
-    return np.where(np.abs(x) > most, math.nan, x)
 
 
 def list_parts(problem: Problem) -> Iterator[tuple[str, tuple[int, ...]]]:

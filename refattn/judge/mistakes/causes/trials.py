@@ -156,12 +156,6 @@ class Explained(NamedTuple):
         return self.everywhere or self.alternative.plain
 
 
-def _of_head(
-    family: Callable[[Mapping[Index, float]], Alternative], at: Index, c: float
-) -> Alternative:
-    return family({at: c})
-
-
 class Trials:
     """A sample, with the errors of the problem as it was given."""
 
@@ -386,12 +380,13 @@ class Trials:
         if not math.prod(self.problem.lead) > 1:
             return
         yield from self.explain_all(list_exchanged(self.problem, self.sample, self.sizes))
+        of_head: Any = lambda family, at, c: family({at: c})  # noqa: E731
         for text, family, starts in list_of_heads(self.problem):
             found: dict[Index, float] = {}
             for number, x in enumerate(self.sample.heads):
                 at = x.rows.at
                 if x.wrong.any():
-                    fitted = self.fit_number(partial(_of_head, family, at), starts, [number])
+                    fitted = self.fit_number(partial(of_head, family, at), starts, [number])
                     if fitted is not None:
                         found[at] = fitted[0]
             words = describe_numbers(text, found)
