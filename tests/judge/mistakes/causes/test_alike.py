@@ -55,15 +55,6 @@ def test_a_window_that_is_not_declared(causal, left, right, words):
     assert cause(out, causal=causal) == cause(out, causal=causal, lse=lse) == text
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("right", [9, 7])
-def test_a_window_that_reaches_to_both_sides(causal, right):
-    out, _ = fused(hide(S, (FAR >= -9) & (right >= FAR)), V)
-    words = "the window reaches 9 keys to both sides" + ", not causal" * causal
-    found = cause(out, causal=causal, window=(9, 0))
-    assert (found == f"agrees if {words}") == (right == 9)
-
-
 def test_scales_of_tokens_are_compared_where_there_are_as_many():
     """More keys than queries: keys cannot have the scales of queries."""
     q, k, v, _ = draw(3, n=32, m=48)

@@ -126,7 +126,7 @@ def test_each_listed_backward_pass_is_found_in_its_own_gradients(tmp_path, name)
     """In all parts that fail by it, or another that gives the same."""
     arrays, seen, options = BACKWARD[name]
     given = backward(*arrays, seen) | options
-    tensors, problem = posed(tmp_path, {x: y for x, y in given.items() if x != "dtype"})
+    tensors, problem = posed(tmp_path, given)
     parts = {x: y for x, y in read_parts(tensors, problem).items() if x != "out"}
     back = Backward(parts, dict.fromkeys(parts, (0, 0, 0)), PROFILES["flash"], "bfloat16")
     every = {x.text: x for x in list_candidates(back.first, False)}
