@@ -135,7 +135,9 @@ def search_causes(task: Task) -> tuple[list[Suspect], Sample]:
         if words:
             alone = numbers.lse is not None and of_lse is None
             suspect = suspect_alternative(words, one, trials, alone)
-            left = find_left(trials, one.alternative, of_lse) if one.holds else ([], 0)
+            left: tuple[list[Index], int] = [], 0
+            if suspect.name == "convention":
+                left = find_left(trials, one.alternative, of_lse)
             suspects.append(say_what_is_left(suspect, *left))
             whole += suspects[-1:] if one.holds and not (alone or left[0]) else []
     if not whole and failed == "both" and sample.wrong.any():
