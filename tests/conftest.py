@@ -193,7 +193,6 @@ def dtype(request):
 # thing. Cores that are shared with other work take longer: a clock fails no case.
 LIMIT = 2.0
 LONG_EXAMPLES = {  # of docstrings
-    "refattn.judge.vectors.archives.pack",
     "refattn.judge.vectors.checking.lint",
     "refattn.judge.vectors.exporting.export",
     "refattn.judge.vectors.reading.load",

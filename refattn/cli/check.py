@@ -161,7 +161,6 @@ def _describe_estimator(record: Estimator) -> str:
 @alpha_option("implementation")
 @format_option
 @file_option("json", "Write the report as JSON.")
-@file_option("junit", "Write the report as JUnit XML.", [".xml"])
 @file_option("html", "Write the report as a standalone page.")
 @click.option(
     "--seed",
@@ -201,6 +200,8 @@ def check(
     /,
     target: str,
     kind: str,
+    json_path: Path | None,
+    html_path: Path | None,
     reproducers: bool,
     verbose: bool,
     **options: Any,
@@ -214,10 +215,7 @@ def check(
     """
     if sys.stdout is None:
         raise Unusable("cannot write the results: standard output is closed")
-    forms = {x: options.pop(f"{x}_path") for x in ("json", "junit", "html")}
-    # A candidate may change the working directory.
-    paths: dict[str, Path] = {x: path.absolute() for x, path in forms.items() if path is not None}
-    if "html" in paths:
+    if html_path is not None:
         installed("--html", "jinja2")
     with one_line(False):
         try:
@@ -228,19 +226,13 @@ def check(
             raise
         except (KeyboardInterrupt, SystemExit) as error:
             raise Unusable(f"ended by {type(error).__name__}, without a verdict") from None
-    try:
-        publish(
-            Answer(
-                partial(_print_report, report, reproducers, verbose=verbose),
-                report.tables,
-                report.to_json,
-            ),
-            kind,
-        )
-        for form, path in paths.items():
-            path.write_text(getattr(report, f"to_{form}")(), encoding="utf-8")
-    except OSError as error:
-        raise Unusable(f"cannot write the results: {error}") from None
+    show = partial(_print_report, report, reproducers, verbose=verbose)
+    publish(
+        Answer(show, report.tables, report.to_json, report.to_html),
+        kind,
+        json_path,
+        html_path=html_path,
+    )
     context.exit({"PASS": 0, "FAIL": 1, "UNDERPOWERED": 3}[report.verdict])
 
 

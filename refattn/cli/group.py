@@ -112,9 +112,7 @@ def group() -> None:
         "refattn vectors golden --format npz --check",
     )
 )
-@click.argument(
-    "directory", type=click.Path(path_type=Path), metavar="DIRECTORY|FILE.zip|FILE.tar.gz"
-)
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
     *("--format", "kind"),
     default="json",
@@ -130,19 +128,15 @@ def group() -> None:
 )
 @click.option("--check", is_flag=True, help="Check the vectors that are there; write nothing.")
 def vectors(directory: Path, kind: str, estimator: str | None, check: bool) -> None:
-    """Write golden vectors, for implementations in any language, into a directory or an archive.
+    """Write golden vectors, for implementations in any language, into a directory.
 
-    Files of the same name are replaced. An archive has their checksums in SHA256SUMS. With --check
-    nothing is written; exit status 1 means that problems were found.
+    Files of the same name are replaced. With --check nothing is written; exit status 1 means that
+    problems were found.
     """
     from ..judge import vectors as golden
-    from ..judge.vectors.archives import is_archive
     from ..judge.vectors.exporting import EXPORTS
     from ..judge.vectors.solving import prepare
 
-    archive = is_archive(directory) and not directory.is_dir()
-    if directory.is_file() and not archive:
-        raise Unusable(f"{str(directory)!r} is a file, neither .zip nor .tar.gz")
     try:
         with one_line(False):
             with Work("Checking" if check else "Solving") as work:
@@ -150,10 +144,9 @@ def vectors(directory: Path, kind: str, estimator: str | None, check: bool) -> N
                 if not check:
                     prepare(work.track, estimator)
             write: Any = golden.export if kind in EXPORTS else golden.write
-            write = golden.pack if archive else write
             paths = [] if check else write(directory, format=kind, estimator=estimator)
             count = 0
-            if not check and not archive and kind not in EXPORTS:
+            if not check and kind not in EXPORTS:
                 count = len(golden.load(directory, format=kind))
     except (ModuleNotFoundError, OSError) as error:
         raise Unusable(str(error)) from None

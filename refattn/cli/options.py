@@ -133,7 +133,7 @@ def output(*suffixes: str) -> Callable[[Any, Any, str | None], Path | None]:
         target = value if os.path.exists(value) else folder
         if not os.path.isdir(folder) or os.path.isdir(value) or not os.access(target, os.W_OK):
             raise click.BadParameter(f"cannot write to {value!r}.")
-        return Path(value)
+        return Path(value).absolute()  # a candidate may change the working directory
 
     return check
 

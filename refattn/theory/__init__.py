@@ -28,7 +28,6 @@ from .kernel import log_kernel_mse as log_kernel_mse
 from .kernel import log_kernel_variance as log_kernel_variance
 from .kernel import log_norm_approximation_bias as log_norm_approximation_bias
 from .kernel import log_second_moment as log_second_moment
-from .kernel import num_features_for_kernel as num_features_for_kernel
 from .kernel_law import COUPLINGS as COUPLINGS
 from .sampled_keys import sampled_keys_law as sampled_keys_law
 

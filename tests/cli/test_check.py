@@ -9,7 +9,6 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -73,7 +72,7 @@ def test_typos_get_a_suggestion():
 
 
 def test_fail_with_reports():
-    words = ("--json", "out.json", "--junit", "out.xml", "--reproducers")
+    words = ("--json", "out.json", "--reproducers")
     result = softmax("wrong", "--check", "reference_values", *words)
     assert result.exit_code == 1
     assert "FAIL          reference_values" in result.output
@@ -81,7 +80,6 @@ def test_fail_with_reports():
     assert "softmax-scale-missing (the same numbers)" in result.output
     assert "from candidates_under_test import wrong" in result.output
     assert json.loads(Path("out.json").read_text("utf-8"))["verdict"] == "FAIL"
-    assert ElementTree.parse("out.xml").getroot().get("failures") == "1"
 
 
 def test_underpowered_has_a_status_of_its_own(monkeypatch):
@@ -403,7 +401,7 @@ globals()["f\\x01\\udc80n"] = fn
 @pytest.mark.long("process")
 @pytest.mark.parametrize("how", ["fork", "process"])
 def test_strange_characters_are_escaped(forked, how):
-    words = ("--json", "out.json", "--junit", "out.xml", "--reproducers")
+    words = ("--json", "out.json", "--reproducers")
     own = forked if how == "fork" else partial(process, env={"PYTHONIOENCODING": "utf-8:strict"})
     done = ended(own, STRANGE, *words, target="ending:f\x01\udc80n")
     name, said = "f\\x01\\udc80n", "bad \\udcff\\x00\\x1b[31m\\x9b\\ufffe name"
@@ -413,9 +411,6 @@ def test_strange_characters_are_escaped(forked, how):
     content = json.loads(Path("out.json").read_text("utf-8"))
     assert content["name"] == name
     assert content["results"][0]["got"] == f"ValueError: {said}"
-    root = ElementTree.parse("out.xml").getroot()
-    assert root.get("name") == f"refattn.conformance.softmax.{name}"
-    assert said in root.findall("testcase/failure")[0].get("message", "")
 
 
 @pytest.mark.long
@@ -428,7 +423,7 @@ def test_an_encoding_without_the_characters():
 def test_reports_go_where_the_caller_is(forked, here):
     (here / "elsewhere").mkdir()
     away = "import os; os.chdir('elsewhere')\n"
-    done = ended(forked, away + RIGHT, "--json", "out.json", "--junit", "out.xml")
+    done = ended(forked, away + RIGHT, "--json", "out.json", "--html", "out.html")
     assert done.returncode == 0, done.stderr
-    assert sorted(x.name for x in here.glob("out.*")) == ["out.json", "out.xml"]
+    assert sorted(x.name for x in here.glob("out.*")) == ["out.html", "out.json"]
     assert not list((here / "elsewhere").iterdir())

@@ -96,8 +96,9 @@ def test_a_verdict_that_says_little_is_a_warning():
     q, k, v = testing.draw_qkv(shape=(2, 40, 16))
     for end in (0, 1):
         some = np.zeros_like(v)[:, :end]
-        with pytest.warns(UserWarning, match=r"UNDERPOWERED: .*would also pass"):
+        with pytest.warns(UserWarning, match=r"UNDERPOWERED: .*would also pass") as found:
             testing.assert_attention_close(some, q[:, :end], k, np.zeros_like(v))
+        assert found[0].filename == __file__
 
 
 def test_shapes_and_draws():

@@ -96,7 +96,6 @@ def laws():
                 except ValueError as error:
                     found = str(error)
                 yield f"{kind} {coupling} {name}", found
-        yield f"{kind} size", theory.num_features_for_kernel(0.1, x, y, features=kind)
         norms = theory.log_norm_approximation_bias(x, y, 0.9, 1.2, features=kind)
         yield f"{kind} norms", norms
     yield "second", theory.log_second_moment(x, y)

@@ -255,9 +255,6 @@ def test_zero_variance(features, coupling):
             np.testing.assert_array_equal(law(x, y, num_features=count, **names), [-math.inf])
         np.testing.assert_array_equal(theory.kernel_mse(x, y, num_features=count, **names), [0.0])
     np.testing.assert_allclose(theory.log_kernel_mean(x, y, **names), np.sum(x * y, -1))
-    np.testing.assert_array_equal(
-        theory.num_features_for_kernel(0.1, x, y, **names), [block_size(coupling, 3)]
-    )
     # Between 0 and the smallest number that counts there is no nan, either.
     tiny = np.array([1e-200, 0.0, 0.0])
     got = log_variance(x + tiny, np.sign(y) * np.abs(y), features, coupling, 3)
@@ -328,33 +325,6 @@ def test_norm_approximation_bias():
     assert got.shape == (4, 2)
 
 
-@pytest.mark.parametrize("coupling", COUPLINGS)
-@pytest.mark.parametrize("features", FEATURES)
-def test_num_features_for_kernel_is_the_inverse(features, coupling):
-    for d, size, target in ((2, 1.0, 0.5), (5, 0.6, 0.2), (16, 1.5, 0.3)):
-        x, y = pair(d, size, features)
-        names, b = {"features": features, "coupling": coupling}, block_size(coupling, d)
-        count = float(theory.num_features_for_kernel(target, x, y, **names))
-        limit = 2 * (math.log(target) + x @ y)
-        if count == math.inf:
-            error = theory.log_kernel_mse(x, y, num_features=10**15, **names)
-            assert coupling == "regularised"
-            assert error >= limit
-            continue
-        assert count % b == 0
-        assert theory.log_kernel_mse(x, y, num_features=int(count), **names) <= limit + 1e-12
-        if count > b:
-            assert theory.log_kernel_mse(x, y, num_features=int(count) - b, **names) > limit
-
-
-def test_num_features_for_kernel_below_the_bias():
-    x, y = pair(4, 2.0, "positive")
-    bias = 1 - math.exp(theory.log_kernel_mean(x, y, coupling="regularised") - x @ y)
-    for target, finite in ((bias * 0.999, False), (bias * 1.001, True)):
-        got = theory.num_features_for_kernel(target, x, y, coupling="regularised")
-        assert np.isfinite(got) == finite
-
-
 def test_shapes():
     rng = np.random.default_rng(10)
     x, y = rng.standard_normal((5, 1, 2)), rng.standard_normal((3, 2))
@@ -384,8 +354,6 @@ def test_overflow_is_inf(features, coupling):
         assert np.isfinite(theory.log_kernel_variance(x, y, **names))
         assert theory.kernel_variance(x, y, **names) == theory.kernel_mse(x, y, **names) == math.inf
         assert theory.kernel_mean(x, y, features=features, coupling=coupling) == math.inf
-        names.pop("num_features")
-        assert theory.num_features_for_kernel(0.1, x, y, **names) == math.inf
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from refattn.sampling import Gaussian
 from refattn.theory import COUPLINGS
 from tests.reference import CONTRACT
 from tests.theory import formulas
-from tests.theory.formulas import FEATURES, block_size, exact, gaussian_with, log_variance, mp
+from tests.theory.formulas import FEATURES, exact, gaussian_with, log_variance, mp
 
 
 def proposal_units(x, y, proposal):
@@ -57,14 +57,10 @@ def test_infinite_and_zero_variance_of_proposals():
         for features in FEATURES:
             got = theory.log_kernel_variance(x, y, features=features, proposal=proposal)
             assert got == math.inf
-        assert theory.num_features_for_kernel(0.1, x, y, proposal=proposal) == math.inf
     for proposal in (Gaussian(x + y), Gaussian(x + y, np.eye(2))):
         for coupling in COUPLINGS:
             got = theory.log_kernel_variance(x, y, coupling=coupling, proposal=proposal)
             assert got == -math.inf
-            assert theory.num_features_for_kernel(
-                0.1, x, y, coupling=coupling, proposal=proposal
-            ) == block_size(coupling, 2)
 
 
 @pytest.mark.parametrize("coupling", ["iid", "antithetic", "orthogonal", "simplex"])
@@ -75,7 +71,6 @@ def test_infinite_variance_in_blocks(coupling):
     for count in (1, 2, 3, 4):
         got = theory.log_kernel_variance(x, y, num_features=count, **names)
         assert got.tolist() == [math.inf] * 3
-    assert theory.num_features_for_kernel(0.1, x, y, **names).tolist() == [math.inf] * 3
 
 
 @pytest.mark.parametrize("mean", [np.zeros(2), np.ones((3, 2))])

@@ -417,9 +417,9 @@ def _sum_rows(
                             odds = _odds_without_sink(back, saved, i)
                             tangents["lost sink"] += (x.p * odds).T @ back.d_out[i]
                     else:
-                        d = multiply_slope(x.p, x.slope)
-                        tangents["delta"] -= (d * saved.delta[i, None]).T @ head.q[i]
-                        sum_.known -= (d * saved.delta_shift[i, None]).T @ head.q[i]
+                        d = multiply_slope(x.p, x.slope).T
+                        tangents["delta"] -= d @ (saved.delta[i, None] * head.q[i])
+                        sum_.known -= d @ (saved.delta_shift[i, None] * head.q[i])
                         for name, y in _list_tangents(x, back, saved, roundings, i, names):
                             tangents[name] += y.T @ head.q[i]
             if roundings.by_head and roundings.out is not None and len(backs) > 1:
@@ -520,7 +520,7 @@ def _add_to_keys(
         for variance, factor in x.moves():
             variances += variance * np.square(apart * factor)
     variances *= saved.copies[i, None]
-    sum_.add_squares(np.maximum(variances, 0.0).T, q)
+    sum_.add_squares(np.maximum(variances, 0.0, out=variances).T, q)
     sum_.add(x.s.T, x.near_s.T, x.s_bound.T, x.s_flushed.T, q, to)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -250,8 +249,9 @@ class NearestWeights:
 
     def part(self, i: slice) -> NearestWeights:
         """Take some of the queries."""
-        weights, at = copy(self), slice(i.start - self.i.start, i.stop - self.i.start)
-        weights.i, weights.top, weights.total = i, self.top[at], self.total[at]
+        at = slice(i.start - self.i.start, i.stop - self.i.start)
+        weights = object.__new__(NearestWeights)  # `copy` takes longer than a tile's smaller steps
+        vars(weights).update(vars(self), i=i, top=self.top[at], total=self.total[at])
         return weights
 
     def _tile(self, tile: Tile) -> Tile:

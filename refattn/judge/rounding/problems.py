@@ -36,6 +36,9 @@ from .roundings import Roundings, RowErrors
 from .saved import BackwardHead, Saved, forget_gradients, save_queries
 from .softmax import analyse_softmax
 
+# Allocators such as glibc's keep what is freed, up to twice the largest block that was. Otherwise
+# arrays of tiles go back to the system, and clearing their pages again takes a tenth of all time.
+np.empty(2**22 - 2**10)
 CALLED = {"scores": "softmax", "frequencies": "rfa", "map": "linear"}  # by users
 
 Index = tuple[int, ...]  # of a head among the leading axes

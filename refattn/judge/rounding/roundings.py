@@ -235,17 +235,17 @@ def walk(first: Any, last: Any, squares: Any, steps: int, lanes: int) -> Any:
 
 def _walk_line(first: Any, last: Any, steps: int, lanes: int) -> Any:
     """Return what is known of `walk` without the sum of squares of the terms."""
-    rise = last - first
-    line: Any = 0.0
-    if np.ndim(first) or first:  # no sum begins here
+    goes_on = np.ndim(first) or first  # no sum begins here
+    rise = last - first if goes_on else last
+    squares = rise * rise
+    squares *= (steps + 1) / (6 * steps) * ((2 * steps + 1) / lanes**2 - 1 / lanes)
+    if goes_on:
         line = steps * last
         line += rise
         line *= first
         line /= lanes**2
-    rise *= rise
-    rise *= (steps + 1) / (6 * steps) * ((2 * steps + 1) / lanes**2 - 1 / lanes)
-    rise += line
-    return rise
+        squares += line
+    return squares
 
 
 def running_squares(roundings: Roundings, m: int) -> float:

@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from ...arrays.blocks import WHOLE, blocks
 from ...arrays.library import Doubles
-from .hardware import cut_error
 from .head import NearestWeights, ScoredRows, SoftmaxHead, Tile, attend_rows, scan_tiles
 from .roundings import RMS, Roundings, round_bound, sum_error, sum_running_products, walk
 from .shares import OFF, TileShares, find_log_errors, narrow_head
 from .softmax import ErrorSums, analyse_softmax, begin_bound, size_of_log
 from .ties import count_equal, mark_equal
+from .weight_errors import bound_products
 
 BLOCK_QUERIES = 256  # of a block
 _SMALL = 2.0**-10  # logs whose exponentials are a sum of few powers
@@ -128,17 +128,12 @@ def share_tile(tile: Tile, lse: Doubles) -> tuple[Doubles, Doubles]:
     return np.exp(logs), logs
 
 
-def take_gaps(tile: Tile, roundings: Roundings, lse: Doubles, top: Doubles) -> Doubles:
-    """Subtract the log normaliser, or the largest score: the arguments of the exponentials."""
+def take_gaps(tile: Tile, roundings: Roundings, logs: Doubles, top: Doubles) -> Doubles:
+    """Take logs of weights, or scores less the largest: the arguments of the exponentials."""
     # If D is of the output, a backward pass has only log normalisers of the forward pass.
-    least = (lse if roundings.delta_of_out else top)[:, None]
-    gaps = tile.scores - least
-    np.minimum(gaps, 0.0, out=gaps)
-    if tile.visible is not None:
-        gaps[~tile.visible] = 0.0
-    elif not np.all(np.isfinite(least)):
-        gaps[~np.isfinite(least[:, 0])] = 0.0
-    return gaps
+    gaps = logs if roundings.delta_of_out else np.minimum(tile.scores - top[:, None], 0.0)
+    hidden = np.isneginf(logs)
+    return np.where(hidden, 0.0, gaps) if hidden.any() else gaps
 
 
 def multiply_values(
@@ -148,10 +143,7 @@ def multiply_values(
     g, v = back.d_out[i], back.head.v[j]
     t = g @ v.T
     d_v = v.shape[-1]
-    rows, columns = (np.sqrt(np.einsum("ij,ij->i", x, x)) for x in (g, v))
-    sizes = rows[:, None] * columns
-    # Sizes of products sum up to |g| |v| at most: Cauchy and Schwarz.
-    bound = (sum_error(roundings, d_v, 2) + cut_error(roundings.score_unit, d_v)) * sizes
+    bound = bound_products(roundings, g, v, 2)
     # Of a difference of nearly equal numbers all the rest is these.
     steps = RUN_STEPS if roundings.scores_matter else max(d_v, 1)
     variance: Any = (
@@ -159,8 +151,6 @@ def multiply_values(
     )
     variance *= (RMS * roundings.accumulate.unit) ** 2
     bound += d_v * roundings.accumulate.tiny
-    if not np.max(sizes, initial=0.0) <= roundings.accumulate.largest:
-        bound = np.where(sizes > roundings.accumulate.largest, math.inf, bound)
     if roundings.d_weights is not None:
         variance = variance + np.square(roundings.d_weights.spacing(t)) / 12
         most = np.abs(t) + bound
@@ -205,7 +195,7 @@ def save_queries(
         for tile in scan_tiles(head, i, BLOCK_QUERIES):
             j = tile.keys
             p, logs = share_tile(tile, exact.lse)
-            finite = take_gaps(tile, roundings, exact.lse, exact.top)
+            finite = take_gaps(tile, roundings, logs, exact.top)
             mean[i] += multiply_slope(p, tile.slope) @ head.k[j]
             relative, epsilon = find_log_errors(head, single, roundings, tile, i, finite)
             if sums is not None:

@@ -120,7 +120,7 @@ def analyse_pairs(
         return None
     # Weights: exact, how far errors of their logs may move them, and rounded to nearest.
     p, logs = share_tile(tile, saved.lse[i])
-    finite = take_gaps(tile, roundings, saved.lse[i], saved.top[i])
+    finite = take_gaps(tile, roundings, logs, saved.top[i])
     relative, epsilon = find_log_errors(head, saved.single, roundings, tile, i, finite)
     unit = roundings.accumulate.unit
     epsilon = epsilon + saved.lse_bound[i, None]

@@ -173,19 +173,28 @@ def cap_error(
     return np.where(known, np.minimum(bound, 1.0), 1.0)
 
 
+def bound_products(
+    roundings: Roundings, x: Doubles, y: Doubles, more: float, scale: float = 1.0
+) -> Doubles:
+    """Bound errors of products x . y, with so many roundings more, times a scale."""
+    # Of the sizes of terms, whose sum is at most |x| |y|: Cauchy and Schwarz.
+    terms = sum_error(roundings, x.shape[1], more) + cut_error(roundings.score_unit, x.shape[1])
+    sizes, others = (np.sqrt(np.einsum("ij,ij->i", z, z)) for z in (x, y))
+    bound: Doubles = np.multiply.outer(scale * terms * sizes, others)
+    most = roundings.accumulate.largest
+    if not np.max(sizes, initial=0.0) * np.max(others, initial=0.0) <= most:
+        bound = np.where(np.multiply.outer(sizes, others) > most, math.inf, bound)
+    return bound
+
+
 def _logit_error(
     head: SoftmaxHead, roundings: Roundings, tile: Tile, i: slice, gap: Doubles
 ) -> Doubles:
     """Bound the error of the scores before the cap."""
     unit, d = roundings.accumulate.unit, head.q.shape[-1]
-    # Of the sizes of products, whose sum is at most |q| |k|: Cauchy and Schwarz.
-    terms = sum_error(roundings, d, 1) + cut_error(roundings.score_unit, d)
     # Half a spacing of subnormal numbers for each product that underflows.
     least = d * 2.0 ** (roundings.accumulate.least - roundings.accumulate.digits)
-    q, k = (np.sqrt(np.einsum("ij,ij->i", x, x)) for x in (head.q[i], head.k[tile.keys]))
-    bound: Doubles = np.multiply.outer(abs(head.scale) * terms * q, k)
-    if not np.max(q, initial=0.0) * np.max(k, initial=0.0) <= roundings.accumulate.largest:
-        bound = np.where(np.multiply.outer(q, k) > roundings.accumulate.largest, math.inf, bound)
+    bound = bound_products(roundings, head.q[i], head.k[tile.keys], 1, abs(head.scale))
     bound += abs(head.scale) * least
     bound += (2 * unit) * np.abs(tile.logits)
     if roundings.scores is not None:

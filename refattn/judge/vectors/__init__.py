@@ -2,7 +2,7 @@
 
 `write` puts one file an estimator into a directory, and four more of exact attention: its options,
 edges of tiles, inputs on which float64 loses digits, and the conventions in which libraries differ.
-`pack` puts them into one archive. `load` reads them back and `lint` says what is wrong with them. A
+`load` reads them back and `lint` says what is wrong with them. A
 case is named after the mistakes that it catches (its flags).
 
 Inputs come from a raw PCG64 stream, seeded with the CRC-32 of their name and rounded to few bits,
@@ -19,7 +19,6 @@ from __future__ import annotations
 from typing import Any
 
 from . import recipes
-from .archives import pack
 from .cases import FLAGS, FORMATS, Case, Convention
 from .checking import lint
 from .exporting import export
@@ -36,7 +35,6 @@ __all__ = [
     "export",
     "lint",
     "load",
-    "pack",
     "write",
 ]
 

@@ -15,7 +15,6 @@ from ... import registry
 from ...arrays.library import Floats
 from ...arrays.words import with_known_keywords
 from ..conformance.conventions import OPTIONS
-from .archives import SUMS, is_archive, unpacked, wrong_sums
 from .cases import (
     CONTRACT_FACTOR,
     DTYPE_FACTS,
@@ -46,7 +45,7 @@ def lint(
     rng: Any = None,
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> list[str]:
-    """Say what is wrong with the vectors of a directory or archive.
+    """Say what is wrong with the vectors of a directory.
 
     The directory must hold the files of its manifests as they were written, and no others. They
     must satisfy the schema and more: unique ids and keys, no case twice, flags described
@@ -57,7 +56,7 @@ def lint(
     Parameters
     ----------
     directory : path
-        What `write` or `pack` was given.
+        What `write` was given.
     fraction : float, default 1
         Part of the cases that is evaluated again; all of them take a few seconds.
     rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
@@ -89,12 +88,6 @@ def lint(
     except ModuleNotFoundError as error:
         message = f"checking vectors {INSTALL_VECTORS}"
         raise ModuleNotFoundError(message, name=error.name) from None
-    if is_archive(directory) and not os.path.isdir(directory):
-        try:
-            with unpacked(directory) as folder:
-                return lint(folder, fraction=fraction, rng=rng)
-        except ValueError as error:
-            return [f"{os.fspath(directory)}: {error}"]
     of_files = schema()
     of_manifests = {"$ref": "#/$defs/manifest", "$defs": of_files["$defs"]}
     folder, files = Path(directory), files_in(directory)
@@ -111,13 +104,11 @@ def lint(
         manifest, wrong = _lint_manifest(folder / name, Draft202012Validator(of_manifests))
         problems += [f"{name}: {problem}" for problem in wrong]
         manifests |= {} if manifest is None else {name: manifest}
-    problems += [*_lint_files(folder, manifests), *wrong_sums(folder)]
+    problems += _lint_files(folder, manifests)
     if len(manifests) == len(kinds) > 0:
         listed = {name for manifest in manifests.values() for name in manifest["files"]}
         there = {path.name for path in folder.iterdir()}
-        problems += [
-            f"{name}: is in no manifest" for name in sorted(there - listed - {SUMS, *manifests})
-        ]
+        problems += [f"{name}: is in no manifest" for name in sorted(there - listed - {*manifests})]
     seen: dict[str, Counter[Any]] = {kind: Counter() for kind in FORMATS}
     for kind, path in track(list(files)):
         try:

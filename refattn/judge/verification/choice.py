@@ -173,6 +173,9 @@ def choose_for(part: Part, asked: Request) -> dict[str, Profile]:
         chosen |= choose_profiles(dtype, numbers.out_dtype, [*NARROW_SUMS])
     if not problem.shares_keys:  # the same profile by two names
         chosen = {x: y._replace(by_head=False) for x, y in chosen.items()}
+    if problem.gradient is not None and problem.gradient.of == "dq":  # a sum over keys alone
+        one = {x: y.parts and (y.parts[1], y.parts[1]) for x, y in chosen.items()}
+        chosen = {x: y._replace(parts=one[x]) for x, y in chosen.items()}
     return chosen
 
 

@@ -109,7 +109,7 @@ class _Case:
         self.numbers, self.dtype, self.alpha = part.numbers, asked.dtype, asked.alpha
         self.strict, self.everything = asked.strict, asked.everything
         self.profiles = on_hardware(choose_for(part, asked), asked.hardware)
-        self.tries_units, self.seconds = asked.hardware is None, 0.0
+        self.tries_units, self.seconds, self.enough = asked.hardware is None, 0.0, _SURELY_REJECTED
         self.problem = part.problem.looked_at(choose_blocks(part.problem, asked.everything))
         self.weights = RowWeights(self.problem, asked.dtype)
         self.fits: dict[str, Fit] = {}
@@ -157,7 +157,7 @@ class _Case:
         every = rows is not None or self.everything or not problem.is_mean
         split = split_directions(blocks, problem.shape[1], every) if whole else ((), blocks)
         weights = self.weights if rows is None else self.weights.of_rows(problem)
-        enough = -math.inf if rows is None else _SURELY_REJECTED
+        enough = -math.inf if rows is None else self.enough
         look = Look(weights.of(chosen), *split, weights.exact[chosen.reading], enough)
         trial = attempt(problem, self.dtype, chosen, name, self.numbers, self.alpha, look)
         self.seconds += time.perf_counter() - start
@@ -296,10 +296,8 @@ class _Case:
                 some = self.attempt(name, few or best.loud)
                 there = say_rows(problem, told, best.rows).partition(", ")[2]
                 suspects = choose_suspects(best, some, there) if few else some.suspects
-            remarks += [
-                *suspect_narrower(problem, dtype),
-                *_suspect_float32(problem, numbers, dtype, self.alpha),
-            ]
+            remarks += suspect_narrower(problem, dtype)
+            remarks += _suspect_float32(problem, numbers, dtype, self.alpha)
         else:
             level = math.log(self.alpha / max(len(best.tests), 1))
             read = problem.read_by(by)
@@ -434,7 +432,9 @@ def _accepts_narrow_sums(name: str, parts: Mapping[str, Part], asked: Request, b
     of = by.profile if len(parts) > 1 else None  # of the other parts, and so of this
     names = [x for x in reversed(case.profiles) if may_be_one(x, of) and not case.is_rival(x)]
     names.sort(key=lambda x: case.profiles[x].parts is None)  # with narrow sums first, and loose
-    accepted = any(case._smallest(x, tuple(block.items())) > asked.alpha for x in names)
+    case.enough = math.log(asked.alpha / _TESTS)
+    unlike = {case.profiles[x]: x for x in names}.values()
+    accepted = any(case._smallest(x, tuple(block.items())) > asked.alpha for x in unlike)
     if accepted and case.strict:  # profiles with narrow sums speak against others
         case.problem, case.weights = block, RowWeights(block, asked.dtype)
         case.compare([*case.profiles])

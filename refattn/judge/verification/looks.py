@@ -41,7 +41,7 @@ class Look(NamedTuple):
     full: Blocks | None = None  # that are tried along all known defects; None for all
     rest: Blocks = ()  # that are tried along a few
     exact: ExactRows = MappingProxyType({})  # what is exact of blocks, where that is known
-    enough: float = -math.inf  # log of a p-value from which on loud tiles are not tried, too
+    enough: float = -math.inf  # log of a p-value from which on no tile or row is tried again
 
 
 def choose_blocks(problem: Problem, everything: bool = False) -> Blocks:

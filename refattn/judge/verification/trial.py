@@ -125,7 +125,7 @@ def attempt(
     of_rows = partial(find_wrong, *about, errors.over > BEYOND, errors.hidden)
     find: Find = cache(partial(of_rows, of_lse=errors.lse_squares))
     smallest = min((x.log_p for x in (*raw, *directions)), default=0.0)
-    if knows_columns(problem) and smallest >= _NEEDS_NO_OTHER:
+    if knows_columns(problem) and smallest >= max(_NEEDS_NO_OTHER, look.enough):
         raw += _test_rows(find(-math.inf)[0], count)
     # All tests of a profile share alpha. A p-value of e^-700 is as good as 0, and not 0 in float64.
     adjusted = stats.holm([math.exp(max(x.log_p, -700.0)) for x in (*raw, *directions)])

@@ -112,10 +112,8 @@ def local(s, q, k, v, omega, scale, causal, window, wrong=""):
     q, k = s.rooted(q, scale), s.rooted(k, scale)
     n, m = len(q), len(k)
     ahead = np.arange(m) - (np.arange(n)[:, None] + m - n)
-    near, seen = (
-        (ahead >= -window[0]) & (ahead <= window[1] + (wrong == "edge")),
-        seen_keys(n, m, causal),
-    )
+    near = (ahead >= -window[0]) & (ahead <= window[1] + (wrong == "edge"))
+    seen = seen_keys(n, m, causal)
     of_q = s.r(s.mm(q, omega.T) - s.half(q).T)  # (n, S)
     of_k = s.r(s.mm(k, omega.T) - s.half(k).T)
     top = np.maximum(np.max(of_q, -1, keepdims=True) + np.max(of_k), 0)

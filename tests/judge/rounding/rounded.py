@@ -609,7 +609,7 @@ def differentiated(name, case, d_out, dtype, block=16, wrong=RIGHT):
     to, wide = FORMATS[dtype], name == "math-maximum"
     narrow = (lambda x: x.astype(f32)) if wide else (lambda x: to.round(x).astype(f32))
     q, k, v, g = (x.astype(f32) for x in (case.q, case.with_zero(case.k), case.v, d_out))
-    v, s = case.with_zero(v), scores32(case)
+    v, s, some = case.with_zero(v), scores32(case), slice(0, len(q) - wrong.lost)
     sums, mass = np.zeros((len(q), v.shape[1]), f32), np.zeros((len(q), 1), f32)
     top, steps = np.full_like(mass, -1e30), []
     for j in range(0, len(k), block):
@@ -624,7 +624,7 @@ def differentiated(name, case, d_out, dtype, block=16, wrong=RIGHT):
     d_mass = -(g * sums / (mass * mass)).sum(-1, keepdims=True, dtype=f32)
     d_top, dv, ds = np.zeros_like(mass), np.zeros_like(v), np.zeros_like(s)
     for at, new, before, p, shrink, mass, sums in reversed(steps):
-        dv[at] = narrow(p).T @ d_sums
+        dv[at] = f32(wrong.dv) * (narrow(p)[some].T @ d_sums[some])
         d = (narrow(d_sums @ v[at].T) + d_mass) * p
         shrunk = ((d_sums * sums).sum(-1, keepdims=True, dtype=f32) + d_mass * mass) * shrink
         left = d_top - d.sum(-1, keepdims=True, dtype=f32) - shrunk
@@ -639,11 +639,11 @@ def differentiated(name, case, d_out, dtype, block=16, wrong=RIGHT):
         ds[:, :m] *= 1 - ratio * ratio
     seen = slice(0, m - wrong.lost)
     dq = factor * f32(wrong.dq) * (ds[:, seen] @ k[seen])
-    found = out, dq, factor * (ds.T @ q), dv
+    found = out, dq, factor * f32(wrong.dk) * (ds[some].T @ q[some]), dv
     return [to.round(x[:m] if at > 1 else x) for at, x in enumerate(found)]
 
 
-def made(name, q, k, v, g, dtype, wrong=RIGHT, by_head=True, **options):
+def made(name, q, k, v, g, dtype, wrong=RIGHT, by_head=True, block=16, **options):
     """What a backward pass gives, of heads that share keys where there are fewer of these.
 
     Gradients in keys are rounded by head, and so are their sums if `by_head` is "each".
@@ -658,7 +658,7 @@ def made(name, q, k, v, g, dtype, wrong=RIGHT, by_head=True, **options):
         of_head = options | ({} if sinks is None else {"sinks": float(sinks[h])})
         case = Case(q[h], k[h // share], v[h // share], **of_head)
         if name.endswith("maximum"):
-            found.append(differentiated(name, case, g[h], dtype, wrong=wrong))
+            found.append(differentiated(name, case, g[h], dtype, block, wrong))
         else:
             found.append(backward(name, case, g[h], dtype, wrong, products[h], by_head))
     out, dq, dk, dv = (np.stack(x) for x in zip(*found, strict=True))
@@ -669,3 +669,21 @@ def made(name, q, k, v, g, dtype, wrong=RIGHT, by_head=True, **options):
     of_sums = to.round if by_head == "each" else same
     dk, dv = (to.round(running(x, of_sums)) for x in parts)
     return {"out": out, "dq": dq, "dk": dk, "dv": dv}
+
+
+def dump(name, q, k, v, dtype, **options):
+    """What `verify` takes of a kernel, but for log normalisers."""
+    out, _ = of_heads(name, q, k, v, dtype, **options)
+    return {"q": q, "k": k, "v": v, "out": out, "dtype": dtype, **options}
+
+
+def dump_gradients(name, q, k, v, g, dtype, wrong=RIGHT, by_head=True, block=16, **options):
+    """What `verify` takes of a forward and a backward pass."""
+    found = made(name, q, k, v, g, dtype, wrong, by_head, block, **options)
+    return {"q": q, "k": k, "v": v, "d_out": g, "dtype": dtype, **options, **found}
+
+
+def results(given, *names):
+    """The same with these results alone."""
+    every = ("out", "lse", "dq", "dk", "dv", "state")
+    return {x: y for x, y in given.items() if x in names or x not in every}

@@ -134,8 +134,7 @@ def expected_cut(x, y, unit):
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize(("name", "dtype"), PAIRS)
 @pytest.mark.parametrize(
-    "m",
-    [512, *(pytest.param(m, marks=pytest.mark.long) for m in (2048, 8192, 32768))],
+    "m", [512, *(pytest.param(m, marks=pytest.mark.long) for m in (2048, 8192, 32768))]
 )
 def test_expected_losses_are_those_of_sums_that_are_cut(m, name, dtype, values):
     """To half of the slack for values of one sign; and what is left has the variance.
@@ -244,11 +243,7 @@ def test_shift_of_gradients(name, dtype, of):
     p = p / p.sum(-1, keepdims=True)
     t = g @ v.T
     ds = to.round(p * (t - np.sum(p * t, -1, keepdims=True)))
-    x, y, scale = {
-        "dq": (ds, k, 0.25),
-        "dk": (ds.T, q, 0.25),
-        "dv": (to.round(p).T, g, 1.0),
-    }[of]
+    x, y, scale = {"dq": (ds, k, 0.25), "dk": (ds.T, q, 0.25), "dv": (to.round(p).T, g, 1.0)}[of]
     lost = scale * (product(x, y, unit) - x @ y)
     roundings = profile_of(f"flash@{name}")._replace(out=None, delta="weights").roundings(dtype)
     rows = gradient(of, q, k, v, g, dtype, scale=0.25).analyse((), roundings, slice(0, len(x)))

@@ -231,10 +231,8 @@ def test_law_and_bound_term_by_term(name, kind, causal):
 
 def test_errors_beyond_5_standard_deviations_have_no_law(monkeypatch):
     """Forty keys with two features, of which all are rounded alike."""
-    rng, roundings = (
-        np.random.default_rng(2),
-        PROFILES["flash"]._replace(out=None).roundings("bfloat16"),
-    )
+    rng = np.random.default_rng(2)
+    roundings = PROFILES["flash"]._replace(out=None).roundings("bfloat16")
     k = np.concatenate([np.full((20, 60), x) for x in (0.3, 0.7)]) * rng.uniform(1, 1.1, 60)
     found, far = [], []
     for key in k.T[:, :, None]:

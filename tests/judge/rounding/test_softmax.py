@@ -150,11 +150,9 @@ def test_variance_and_bound_term_by_term(name, out, options):
 @pytest.mark.parametrize("name", ["math", "eager"])
 def test_the_bound_of_the_slope_of_a_cap_term_by_term(name, cap):
     q, k, v = (x[0] for x in numbers((3, 5, 3, 2), "bfloat16", seed=21))
-    case, roundings, every = (
-        Case(q, k, v, softcap=cap),
-        PROFILES[name].roundings("bfloat16"),
-        np.s_[0:3],
-    )
+    case = Case(q, k, v, softcap=cap)
+    roundings = PROFILES[name].roundings("bfloat16")
+    every = np.s_[0:3]
     head = pose_arrays(q, k, v, **case.options).head(())
     tile = scan_tile(head, every, slice(0, 5))
     found = cap_error(head, roundings, tile, every, np.zeros((3, 5)))
@@ -203,10 +201,8 @@ def test_weights_within_4_units_of_the_largest_are_tied(gap, known):
 
 def test_errors_beyond_5_standard_deviations_have_no_law(monkeypatch):
     """160 keys with nearly two weights, of which all are rounded alike; none of them are equal."""
-    rng, roundings = (
-        np.random.default_rng(25),
-        PROFILES["flash"]._replace(out=None).roundings("bfloat16"),
-    )
+    rng = np.random.default_rng(25)
+    roundings = PROFILES["flash"]._replace(out=None).roundings("bfloat16")
     k = np.array([[0.0]] + [[-1.0]] * 80 + [[-1.7]] * 80) - 1e-12 * np.arange(161.0)[:, None]
     problem = pose_arrays(rng.uniform(0.5, 1, (15, 1)), k, np.sign(k + 0.5), scale=1.0)
     found = analyse_softmax(problem.head(()), roundings, slice(0, 15))

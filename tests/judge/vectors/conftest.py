@@ -5,7 +5,6 @@ import os
 import pickle
 import shutil
 import time
-from pathlib import Path
 
 import pytest
 
@@ -83,8 +82,8 @@ def every(folders):
 def few(folders, tmp_path):
     """Make a folder of some files, to be changed, with a manifest of these alone."""
 
-    def made(kind, *names, target=None):
-        target = tmp_path / "few" if target is None else Path(target)
+    def made(kind, *names):
+        target = tmp_path / "few"
         target.mkdir(exist_ok=True)
         listing = writing.manifest_name(kind)
         manifest = json.loads((folders[kind] / listing).read_text())

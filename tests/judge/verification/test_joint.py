@@ -1,21 +1,27 @@
 """The law of a row: its bound, its level, and the rows that it names."""
 
-import math
-
 import numpy as np
 import pytest
 from scipy import optimize, stats
 
 from refattn import linear_attention, verify
 from refattn.judge.rounding import PROFILES
-from refattn.judge.rounding.covariance import bound_covariance, covariance, distinct_columns
+from refattn.judge.rounding.covariance import distinct_columns
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.problems import pose_arrays
 from refattn.judge.verification import joint
 from refattn.judge.verification.findings import Numbers
-from tests.judge.rounding import rounded
-from tests.judge.rounding.rounded import ALARM, Case, Noise, Steps, of_heads, stepwise
-from tests.judge.rounding.rounded import made as of_gradients
+from tests.judge.rounding.rounded import (
+    ALARM,
+    Case,
+    Noise,
+    Steps,
+    dump,
+    dump_gradients,
+    of_heads,
+    results,
+    stepwise,
+)
 
 SIZES = {  # tokens, head size, mean of the values, factor of queries, causal
     "plain": (64, 96, 16, 0, 1, False),
@@ -32,9 +38,18 @@ def arrays(seed, n, m, d, mean, factor, heads=2, dtype="bfloat16"):
 
 def made(name, dtype="bfloat16", size="plain", seed=0, heads=2):
     *sizes, causal = SIZES[size]
-    q, k, v = arrays(seed, *sizes, heads, dtype)
-    out, _ = of_heads(name, q, k, v, dtype, causal=causal)
-    return {"q": q, "k": k, "v": v, "dtype": dtype, "causal": causal}, out
+    return dump(name, *arrays(seed, *sizes, heads, dtype), dtype, causal=causal)
+
+
+def changed(given, at, units):
+    """A copy whose output is larger by so many units in some rows."""
+    to, out = FORMATS[given["dtype"]], given["out"].copy()
+    out[at] = to.round(out[at] * (1 + units * to.unit))
+    return given | {"out": out}
+
+
+def named(found):
+    return [x for x, _ in found.rows]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -67,35 +82,6 @@ def test_columns_that_are_one():
     v[0, 0] = 0
     more = np.concatenate([v, -2 * v[:, :1], v[:, 1:2] / 8, 3 * v[:, 2:], 0 * v[:, :1]], -1)
     assert distinct_columns(more).tolist() == [0, 1, 2, 5, 6]
-
-
-@pytest.mark.parametrize("draws", [400, pytest.param(20_000, marks=pytest.mark.long)])
-@pytest.mark.parametrize("name", ["flash", "eager"])
-def test_covariances_are_those_of_roundings(name, draws):
-    """Of roundings that are drawn as noise, along all columns, but for `ALARM`.
-
-    A mean of N squares of a direction, of kurtosis 3 at most, is within a factor of `off`.
-    """
-    to, d, m = FORMATS["bfloat16"], 5, 24  # of 5 columns, so that the scale rounds, too
-    q, k, v = arrays(1, 1, m, d, 1, 1, heads=1)
-    case, rng = Case(q[0], k[0], v[0]), np.random.default_rng(2)
-    noise = Noise(to, rng)
-    eager = {"scores": noise, "normalised": True} if name == "eager" else {}
-    steps = Steps(weights=noise, **eager)
-    profile = PROFILES[name]._replace(out=None)
-    problem = pose_arrays(q, k, v)
-    roundings = profile.roundings("bfloat16")
-    rows = problem.analyse((0,), roundings, slice(0, 1))
-    parts = covariance(problem.head((0,)), roundings, slice(0, 1), rows, np.eye(d), worst=False)
-    law = np.add(*parts)[0]
-    errors = np.stack([stepwise(case, steps)[0] for _ in range(draws)]) - rows.out[0]
-    root = np.linalg.cholesky(law)
-    whitened = np.linalg.solve(root, errors.T)
-    seen = whitened @ whitened.T / draws
-    off = math.sqrt(2 * math.log(2 * d * d / ALARM) * 3 / draws)
-    assert np.max(np.abs(seen - np.eye(d))) < off + 0.06  # second order, and float32
-    least = bound_covariance(problem.head((0,)), roundings, slice(0, 1), rows)[0] - law
-    assert np.min(np.linalg.eigvalsh(least)) > -1e-9 * np.trace(law)
 
 
 def p_values_of_noise(name, dtype, to, rounds):
@@ -140,14 +126,12 @@ def test_a_spacing_that_is_half_of_what_it_should_be_is_seen(name, off):
 def test_a_row_that_misses_a_key_is_named_where_spacings_hide_it(name, seed):
     """Of a weight below 1/200, beside values of mean 2: most columns are rounded as they were."""
     q, k, v = arrays(seed, 64, 256, 64, 2, 1, heads=1)
-    key = np.argsort(-(k[0] @ q[0, 20]))[100]
-    out, _ = of_heads(name, q, k, v, "bfloat16")
-    given = {"q": q, "k": k, "v": v, "dtype": "bfloat16", "profile": name}
-    assert verify(**given, out=out).verdict == "PASS"
+    key, given = np.argsort(-(k[0] @ q[0, 20]))[100], dump(name, q, k, v, "bfloat16")
+    assert verify(**given, profile=name).verdict == "PASS"
     less = (np.delete(x, key, 1) for x in (k, v))
-    out[0, 20] = of_heads(name, q[:, 20:21], *less, "bfloat16")[0][0, 0]
-    found = verify(**given, out=out)
-    assert (found.verdict, [x for x, _ in found.rows]) == ("FAIL", [(0, 20)])
+    given["out"][0, 20] = of_heads(name, q[:, 20:21], *less, "bfloat16")[0][0, 0]
+    found = verify(**given, profile=name)
+    assert (found.verdict, named(found)) == ("FAIL", [(0, 20)])
 
 
 @pytest.mark.sweep(6)
@@ -156,12 +140,10 @@ def test_a_row_that_misses_a_key_is_named_where_spacings_hide_it(name, seed):
 @pytest.mark.parametrize("size", SIZES)
 def test_a_wrong_row_is_named_and_no_other(name, dtype, size):
     """One of 128 that is two spacings too large, at least: no test of each column sees it."""
-    given, out = made(name, dtype, size, 3)
-    assert verify(**given, out=out).rows == ()
-    to = FORMATS[dtype]
-    out[1, 30] = to.round(out[1, 30] * (1 + 4 * to.unit))
-    found = verify(**given, out=out, profile=name)
-    assert (found.verdict, [x for x, _ in found.rows]) == ("FAIL", [(1, 30)])
+    given = made(name, dtype, size, 3)
+    assert verify(**given).rows == ()
+    found = verify(**changed(given, (1, 30), 4), profile=name)
+    assert (found.verdict, named(found)) == ("FAIL", [(1, 30)])
     assert found.rows[0][1] < found.alpha
     assert '"rows"' in found.to_json()
 
@@ -171,37 +153,37 @@ def test_repeated_columns_are_no_evidence():
     q, k, v = arrays(5, 64, 96, 8, 0, 1)
     v = np.concatenate([v * 2.0**-i * (-1) ** i for i in range(8)], -1)
     for name in ("flash", "math"):
-        out, _ = of_heads(name, q, k, v, "bfloat16")
-        found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile=name)
+        found = verify(**dump(name, q, k, v, "bfloat16"), profile=name)
         assert (found.verdict, found.rows) == ("PASS", ())
 
 
 def backward(name, seed=0, heads=2, n=96, d=32):
     rng, to = np.random.default_rng(seed), FORMATS["bfloat16"].round
-    q, k, v, g = (to(rng.standard_normal((heads, n, d))) for _ in range(4))
-    given = {"q": q, "k": k, "v": v, "d_out": g, "dtype": "bfloat16", "causal": True}
-    return given, rounded.made(name, q, k, v, g, "bfloat16", causal=True)
+    arrays = (to(rng.standard_normal((heads, n, d))) for _ in range(4))
+    return dump_gradients(name, *arrays, "bfloat16", causal=True)
 
 
 @pytest.mark.parametrize("of", ["dq", "dk", "dv"])
 def test_a_wrong_row_of_a_gradient_is_named_and_no_other(of):
     """One of 128 that is two spacings too large, at least, where the output is right."""
-    given, got = backward("upcast", n=64, d=16)
-    to = FORMATS["bfloat16"]
-    got[of][1, 50] = to.round(got[of][1, 50] * (1 + 4 * to.unit))
-    found = verify(**given, **got, profile="upcast")
+    given, to = backward("upcast", n=64, d=16), FORMATS["bfloat16"]
+    given[of][1, 50] = to.round(given[of][1, 50] * (1 + 4 * to.unit))
+    found = verify(**given, profile="upcast")
     assert {x: y.verdict for x, y in found.parts.items() if y.verdict != "PASS"} == {of: "FAIL"}
-    assert [x for x, _ in found.parts[of].rows] == [(1, 50)]
+    assert named(found.parts[of]) == [(1, 50)]
+    assert all(
+        0 < x.detectable["row"] < 0.5 for y, x in found.parts.items() if y not in ("out", of)
+    )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("of", "row"), [("dk", 100), ("dv", 30)])
 def test_sums_that_are_rounded_more_often_do_not_take_a_wrong_row(of, row):
     """The digits of what a backward pass rounds are known: other rows fit such sums too well."""
-    given, got = backward("flash", 2, heads=1, n=256, d=64)
-    got[of][0, row] = FORMATS["bfloat16"].round(got[of][0, row] * (1 + 2.0**-7))
-    found = verify(**given, out=got["out"], **{of: got[of]}, explain=False).parts[of]
-    assert (found.verdict, [x for x, _ in found.rows]) == ("FAIL", [(0, row)])
+    given = backward("flash", 2, heads=1, n=256, d=64)
+    given[of][0, row] = FORMATS["bfloat16"].round(given[of][0, row] * (1 + 2.0**-7))
+    found = verify(**results(given, "out", of), explain=False).parts[of]
+    assert (found.verdict, named(found)) == ("FAIL", [(0, row)])
 
 
 @pytest.mark.sweep(4)
@@ -209,22 +191,20 @@ def test_sums_that_are_rounded_more_often_do_not_take_a_wrong_row(of, row):
 def test_all_wrong_rows_are_named_where_they_are_many(rows, monkeypatch):
     """More than are tested at a time: of those, none is wrong by one element or by its mean."""
     monkeypatch.setattr(joint, "MOST", 8)
-    given, out = made("flash", "bfloat16", "plain", 5, heads=4)
     at = (1, slice(8, 56)) if rows == "tile" else (slice(0, 4), slice(3, None, 4))
-    to = FORMATS["bfloat16"]
-    out[at] = to.round(out[at] * (1 + 3 * to.unit))
-    wrong = np.zeros(out.shape[:2], bool)
+    given = changed(made("flash", "bfloat16", "plain", 5, heads=4), at, 3)
+    wrong = np.zeros((4, 64), bool)
     wrong[at] = True
-    found = verify(**given, out=out, profile="flash")
+    found = verify(**given, profile="flash")
     assert joint.MOST < np.sum(wrong) == len(found.rows)
-    assert {x for x, _ in found.rows} == {*map(tuple, np.argwhere(wrong).tolist())}
+    assert {*named(found)} == {*map(tuple, np.argwhere(wrong).tolist())}
     words = "48 of 256 rows, head 1, queries 8 to 55"
     if rows == "class":
         words = "64 of 256 rows, queries 3 to 63 in steps of 4"
     assert found.place == words
     assert not found.more_rows
     monkeypatch.setattr(joint, "_PRODUCTS", 0)
-    found = verify(**given, out=out, profile="flash")
+    found = verify(**given, profile="flash")
     assert found.more_rows
     assert joint.MOST <= len(found.rows) < np.sum(wrong)
     assert found.place.startswith(f"at least {len(found.rows)} of 256 rows")
@@ -234,32 +214,21 @@ def test_all_wrong_rows_are_named_where_they_are_many(rows, monkeypatch):
 @pytest.mark.parametrize("name", ["flash", "math"])
 def test_rows_that_no_kernel_can_give_are_named(name):
     """With NaN or infinity, or beyond the bound, and no others."""
-    given, out = made(name, "float16", "mean", 7)
-    out[0, 5, 3] = np.nan
-    out[1, 7:9] = np.inf
-    out[1, 20] *= 2
-    found = verify(**given, out=out)
-    named = [x for x, _ in found.rows]
-    assert sorted(named) == [(0, 5), (1, 7), (1, 8), (1, 20)]
+    given = made(name, "float16", "mean", 7)
+    given["out"][0, 5, 3] = np.nan
+    given["out"][1, 7:9] = np.inf
+    given["out"][1, 20] *= 2
+    found = verify(**given)
+    assert sorted(named(found)) == [(0, 5), (1, 7), (1, 8), (1, 20)]
     assert found.place.startswith("4 of 96 rows, head 0, query 5; head 1, queries 7, 8 and 20")
-
-
-def test_rows_of_wrong_log_normalisers_are_named():
-    given, out = made("flash", "float16", "mean", 7)
-    _, lse = of_heads("flash", given["q"], given["k"], given["v"], "float16")
-    found = verify(**given, out=out, lse=lse + 0.1 * (np.arange(48) == 9))
-    assert [x for x, _ in found.rows] == [(0, 9), (1, 9)]
-    assert found.place.startswith("2 of 96 rows, query 9")
 
 
 def test_rows_are_named_by_the_profile_of_all_others():
     """A looser profile, that they made likelier, rejects them only all together."""
-    given, out = made("flash", "bfloat16", "plain", 5, heads=4)
-    to = FORMATS["bfloat16"]
-    out[:, 3::16] = to.round(out[:, 3::16] * (1 + 4 * to.unit))
-    found = verify(**given, out=out)
+    given = made("flash", "bfloat16", "plain", 5, heads=4)
+    found = verify(**changed(given, np.s_[:, 3::16], 4))
     assert found.verdict == "FAIL"
-    assert {i for (_, i), _ in found.rows} == {*range(3, 64, 16)}
+    assert {i for _, i in named(found)} == {*range(3, 64, 16)}
     assert found.place == "16 of 256 rows, queries 3 to 51 in steps of 16"
 
 
@@ -274,38 +243,25 @@ def test_rows_are_named_by_the_profile_of_all_others():
 )
 def test_the_smallest_errors_of_a_row_a_tile_and_a_head(of, words, name):
     """Of 4 times the size they are rejected, and of a quarter of it they are not."""
-    given, out = made(name, "bfloat16", "plain", 11)
-    right, to = verify(**given, out=out, profile=name), FORMATS["bfloat16"]
+    given = made(name, "bfloat16", "plain", 11)
+    right, unit = verify(**given, profile=name), FORMATS["bfloat16"].unit
     assert right.verdict == "PASS"
     assert f"{words} wrong by a factor 1 + {right.detectable[of]:.2g}" in str(right)
     rows = {"row": slice(30, 31), "tile": slice(16, 32), "head": slice(None)}[of]
     for factor, verdict in ((0.25, "PASS"), (4.0, "FAIL")):
-        got = out.copy()
-        got[1, rows] = to.round(got[1, rows] * (1 + factor * right.detectable[of]))
-        assert verify(**given, out=got, profile=name).verdict == verdict
-
-
-def test_gradients_and_recurrences_tell_the_smallest_error_of_a_row():
-    given, out = made("flash", "bfloat16", "plain", 12)
-    g = FORMATS["bfloat16"].round(np.random.default_rng(0).standard_normal(out.shape))
-    q, k, v = (given[x] for x in "qkv")
-    got = of_gradients("flash", q, k, v, g, "bfloat16")
-    parts = verify(**given, d_out=g, **got).parts
-    assert all(0 < parts[x].detectable["row"] < 0.5 for x in ("dq", "dk", "dv"))
-    linear = linear_attention(q, k, v, causal=True)
-    found = verify(q=q, k=k, v=v, out=linear, estimator="linear", causal=True)
-    assert 0 < found.detectable["row"] < 1e-3
+        wrong = changed(given, (1, rows), factor * right.detectable[of] / unit)
+        assert verify(**wrong, profile=name).verdict == verdict
 
 
 def test_rows_of_linear_attention_are_named():
     """By their largest error, or as ones that no kernel can give: their columns have no law."""
-    given, _ = made("flash", "bfloat16", "plain", 12)
-    q, k, v = (given[x] for x in "qkv")
+    q, k, v = arrays(12, 64, 96, 16, 0, 1)
     out = linear_attention(q, k, v, causal=True)
+    given = {"q": q, "k": k, "v": v, "estimator": "linear", "causal": True}
+    assert 0 < verify(**given, out=out).detectable["row"] < 1e-3
     out[0, 9] *= 1.2
     out[1, 20, 3] = np.nan
-    found = verify(q=q, k=k, v=v, out=out, estimator="linear", causal=True)
-    assert sorted(x for x, _ in found.rows) == [(0, 9), (1, 20)]
+    assert sorted(named(verify(**given, out=out))) == [(0, 9), (1, 20)]
 
 
 def test_a_log_normaliser_of_one_row_is_named():
@@ -317,5 +273,7 @@ def test_a_log_normaliser_of_one_row_is_named():
     assert found.verdict == "PASS"
     size = found.detectable["lse of a row"]
     assert f"one of them off by {size:.2g}" in str(found)
-    lse[1, 17] += 2 * size
-    assert [at for at, _ in verify(**given, lse=lse, explain=False).rows] == [(1, 17)]
+    lse[:, 17] += 2 * size
+    found = verify(**given, lse=lse, explain=False)
+    assert sorted(named(found)) == [(0, 17), (1, 17)]
+    assert found.place.startswith("2 of 128 rows, query 17")

@@ -19,22 +19,27 @@ from refattn.judge.verification.choice import (
 )
 from refattn.judge.verification.findings import Numbers
 from refattn.judge.verification.likelihood import compare
-from tests.judge.rounding.rounded import interval, made, of_heads
-from tests.judge.verification.test_verdict import BF16, SOME, judged, run, sample
+from tests.judge.rounding.rounded import dump, dump_gradients, interval, of_heads
+from tests.judge.verification.test_verdict import BF16
 
 NAMES = ("flash", "eager", "eager-narrow")
 
 
-def arrays(seed, n=96, m=64, d=16):
-    rng = np.random.default_rng(seed)
-    return tuple(BF16(2 * rng.standard_normal((2, x, d))) for x in (n, m, m))
+def arrays(seed, n=96, m=64, d=16, heads=2, size=2, dtype="bfloat16"):
+    rng, to = np.random.default_rng(seed), FORMATS[dtype].round
+    return tuple(to(size * rng.standard_normal((heads, x, d))) for x in (n, m, m))
+
+
+def compared(given, names=NAMES, **options):
+    """How likely profiles are."""
+    problem, dtype = pose_arrays(*(given[x] for x in "qkv"), **options), given["dtype"]
+    numbers = Numbers(given["out"].__getitem__, dtype)
+    return compare(problem, numbers, dtype, {x: PROFILES[x] for x in names})
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_likeliest_profile_is_that_of_the_kernel(name):
-    q, k, v = arrays(0)
-    numbers = Numbers(of_heads(name, q, k, v, "bfloat16")[0].__getitem__, "bfloat16")
-    fits = compare(pose_arrays(q, k, v), numbers, "bfloat16", {x: PROFILES[x] for x in NAMES})
+    fits = compared(dump(name, *arrays(0), "bfloat16"))
     assert next(iter(fits)) == name
     assert fits[name].log_p == 0
     for other, fit in fits.items():  # the tighter are beyond their bounds, or fit worse
@@ -60,37 +65,45 @@ def test_errors_of_a_profile_are_surely_less_likely_at_its_level(draws):
         assert np.sum(p <= level) <= stats.binom.ppf(1 - 1e-9, draws, level)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "sizes", "rows", "units"),
+    [
+        ("flash", "bfloat16", (96, 128, 32, 2, 1), 1, 4),
+        *(("eager", x, (96, 128, 32, 2, 1), 2, 4) for x in ("bfloat16", "float16")),
+        pytest.param("flash", "bfloat16", (2048, 2048, 64, 8, 1), 16, 2, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.usefixtures("verdict_alone")
-def test_one_wrong_row_does_not_hide_that_another_profile_is_likelier():
-    """All other rows fit flash: the loose law of eager-narrow is no explanation."""
-    heads, both = SOME[:2], ("flash", "eager-narrow")
-    right = run(heads=heads)
-    out = right.copy()
-    out[0, 7] = BF16(1.015 * out[0, 7])
-    found = judged(out, profile=both, heads=heads)
+def test_few_wrong_rows_do_not_hide_that_another_profile_is_likelier(
+    name, dtype, sizes, rows, units
+):
+    """All other rows fit one profile: a looser one, with softmax in rounded steps, is no reason."""
+    given, wrong = dump(name, *arrays(16, *sizes, dtype=dtype), dtype), np.s_[1, 40 : 40 + rows]
+    assert verify(**given).profile == name
+    to = FORMATS[dtype]
+    given["out"][wrong] = to.round(given["out"][wrong] * (1 + units * to.unit))
+    if rows < 16:
+        assert verify(**given, profile="eager-narrow").verdict == "PASS"
+    found = verify(**given)
     assert found.verdict == "FAIL"
-    assert judged(out, profile="eager-narrow", heads=heads).verdict == "PASS"
-    assert judged(right, profile=both, heads=heads).profile == "flash"
+    assert found.rows
+    assert {x for x, _ in found.rows} <= {(1, 40 + x) for x in range(rows)}
 
 
 @pytest.mark.long
 def test_one_wrong_head_does_not_hide_that_another_profile_is_likelier():
     """The three others fit flash: of scores to 40, eager takes a scale that is off by 2^-7."""
-    rng = np.random.default_rng(11)
+    rng, scale = np.random.default_rng(11), 64**-0.5
     q, k, v = (BF16(rng.standard_normal((4, 96, 64))) for _ in range(3))
-    q, scale = BF16(10 * q), 64**-0.5
-    out, wrong = (
-        of_heads("flash", q, k, v, "bfloat16", scale=x)[0] for x in (scale, scale * 1.008)
-    )
-    given = {"q": q, "k": k, "v": v, "dtype": "bfloat16", "explain": False}
-    assert verify(**given, out=out).profile == "flash"
-    out[2] = wrong[2]
-    assert verify(**given, out=out, profile="eager").verdict == "PASS"
-    found = verify(**given, out=out)
+    given = dump("flash", BF16(10 * q), k, v, "bfloat16")
+    wrong = dump("flash", BF16(10 * q), k, v, "bfloat16", scale=scale * 1.008)["out"]
+    assert verify(**given).profile == "flash"
+    given["out"][2] = wrong[2]
+    assert verify(**given, profile="eager", explain=False).verdict == "PASS"
+    found = verify(**given, explain=False)
     assert (found.verdict, {at[0] for at, _ in found.rows}) == ("FAIL", {2})
-    out[1] = wrong[1]
-    named = verify(**given | {"explain": True}, out=out, profile="flash").suspects[0].text
-    assert ", heads 1, 2" in named
+    given["out"][1] = wrong[1]
+    assert ", heads 1, 2" in verify(**given, profile="flash").suspects[0].text
 
 
 def test_a_sharper_profile_that_does_not_explain_the_others_is_no_evidence():
@@ -115,14 +128,10 @@ def test_roundings_that_move_nothing_are_no_evidence():
     """Scores that are small integers are rounded in one row of eight: eager looks like flash."""
     rng = np.random.default_rng(5)
     q, k = (rng.integers(-2, 3, (2, x, 16)) * 1.0 for x in (256, 64))
-    v = BF16(rng.standard_normal((2, 64, 16)))
     q[:, ::9] *= 37
-    names = {x: PROFILES[x] for x in ("upcast", "eager")}
-    out, _ = of_heads("eager", q, k, v, "bfloat16", scale=0.25)
-    numbers = Numbers(out.__getitem__, "bfloat16")
-    fits = compare(pose_arrays(q, k, v, scale=0.25), numbers, "bfloat16", names)
-    assert fits["eager"].log_p > math.log(0.01)
-    found = verify(q=q, k=k, v=v, out=out, scale=0.25, dtype="bfloat16")
+    given = dump("eager", q, k, BF16(rng.standard_normal((2, 64, 16))), "bfloat16")
+    assert compared(given, ("upcast", "eager"))["eager"].log_p > math.log(0.01)
+    found = verify(**given)
     assert (found.profile, found.trials["flash"] < found.alpha) == ("eager", True)
 
 
@@ -130,19 +139,16 @@ def test_scores_that_the_type_holds_are_not_moved_in_any_column():
     """Small integers: some columns would show scores that move, and others weights that do."""
     draw = np.random.default_rng(15).integers
     q, k, v = (x * draw(-3, 4, (4, y, 64)) * 1.0 for x, y in ((3, 33), (1, 136), (1, 136)))
-    names = {x: PROFILES[x] for x in ("upcast", "eager")}
-    numbers = Numbers(of_heads("eager", q, k, v, "float16")[0].__getitem__, "float16")
-    fits = compare(pose_arrays(q, k, v), numbers, "float16", names)
+    fits = compared(dump("eager", q, k, v, "float16"), ("upcast", "eager"))
     assert fits["upcast"].explains
     assert fits["eager"].log_p > math.log(0.01)
 
 
 @pytest.mark.usefixtures("verdict_alone")
 def test_a_gradient_that_is_right_passes_beside_those_that_are_wrong():
-    q, k, v, g = (BF16(np.random.default_rng(x).standard_normal((2, 64, 16))) for x in range(4))
-    got = made("flash", q, k, v, g, "bfloat16")
-    given = {"q": q, "k": k, "v": v, "d_out": g, "dtype": "bfloat16"} | got
-    found = verify(**given | {x: BF16(0.5 * got[x]) for x in ("dk", "dv")})
+    arrays = (BF16(np.random.default_rng(x).standard_normal((2, 64, 16))) for x in range(4))
+    given = dump_gradients("flash", *arrays, "bfloat16")
+    found = verify(**given | {x: BF16(0.5 * given[x]) for x in ("dk", "dv")})
     assert {x: y.verdict for x, y in found.parts.items()} == {
         "out": "PASS", "dq": "PASS", "dk": "FAIL", "dv": "FAIL"
     }  # fmt: skip
@@ -151,12 +157,9 @@ def test_a_gradient_that_is_right_passes_beside_those_that_are_wrong():
 
 def test_rounded_gradients_are_those_of_the_rows_that_are_looked_at():
     """Of more rows than are compared, by profiles of which one rounds what it is given."""
-    q, k, v, g = (
-        x.astype(np.float32) for x in np.random.default_rng(6).standard_normal((4, 8, 48, 8))
-    )
-    k, v = k[:2, :15], v[:2, :15]
-    got = made("recomputed", q, k, v, g, "float32")
-    assert verify(q=q, k=k, v=v, d_out=g, **got).parts["dq"].profile == "recomputed"
+    q, k, v, g = np.random.default_rng(6).standard_normal((4, 8, 48, 8)).astype(np.float32)
+    given = dump_gradients("recomputed", q, k[:2, :15], v[:2, :15], g, "float32")
+    assert verify(**given).parts["dq"].profile == "recomputed"
 
 
 def test_log_normalisers_of_which_nothing_is_known():
@@ -172,8 +175,7 @@ def test_log_normalisers_of_which_nothing_is_known():
 def test_evidence_is_that_of_profiles_that_explain_all_parts():
     """Gradients in keys that are rounded by query head: math explains dq alone."""
     q, k, v, g = (BF16(np.random.default_rng(x).standard_normal((4, 48, 16))) for x in range(4))
-    got = made("math", q, k[:2], v[:2], g, "bfloat16")
-    found = verify(q=q, k=k[:2], v=v[:2], d_out=g, dtype="bfloat16", **got)
+    found = verify(**dump_gradients("math", q, k[:2], v[:2], g, "bfloat16"))
     assert found.verdict == "PASS"
     assert found.parts["dk"].trials["math"] < found.alpha
 
@@ -183,30 +185,12 @@ def test_a_row_of_zeros_is_wrong_where_each_of_its_columns_may_be():
     q, k, v = (BF16(np.random.default_rng(x).standard_normal((1, 64, 64))) for x in range(3))
     k[..., 0], q[..., 0] = 60, 0
     q[0, 5, 0] = -60
-    out, _ = of_heads("flash", q, k, v, "bfloat16")
-    given = {"q": q, "k": k, "v": v, "dtype": "bfloat16"}
-    assert verify(**given, out=out).verdict == "PASS"
-    out[0, 5] = 0
-    found = verify(**given, out=out)
+    given = dump("flash", q, k, v, "bfloat16")
+    right = verify(**given)
+    assert (right.verdict, right.idle) == ("PASS", 0)
+    given["out"][0, 5] = 0
+    found = verify(**given)
     assert (found.verdict, [x for x, _ in found.rows]) == ("FAIL", [(0, 5)])
-
-
-def test_sample_has_no_idle_rows():
-    q, k, v = sample(SOME[:1])
-    out, _ = of_heads("flash", q, k, v, "bfloat16")
-    assert verify(q=q, k=k, v=v, out=out, dtype="bfloat16").idle == 0
-
-
-@pytest.mark.long
-def test_a_looser_profile_does_not_explain_a_few_rows():
-    """Of 16 rows a factor of 1 + 2^-7, which eager allows, and all others as flash rounds them."""
-    rng = np.random.default_rng(0)
-    q, k, v = (BF16(rng.standard_normal((8, 2048, 64))) for _ in range(3))
-    out, _ = of_heads("flash", q, k, v, "bfloat16")
-    out[3, 512:528] = BF16(out[3, 512:528] * (1 + 2.0**-7))
-    found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16")
-    assert found.verdict == "FAIL"
-    assert "head 3, queries 512 to 527" in str(found)
 
 
 def test_weights_that_were_the_largest_so_far_are_not_rounded():
@@ -215,9 +199,8 @@ def test_weights_that_were_the_largest_so_far_are_not_rounded():
     q = to(np.stack([rng.uniform(20, 30, 48), rng.uniform(2, 6, 48)], -1))[None]
     k, v = to(rng.standard_normal((1, 48, 2)) / 9), to(rng.standard_normal((1, 48, 8)))
     k[0, 3], k[0, 40], v[0, 40] = (1, 0), (1, 1), 0
-    problem, names = pose_arrays(q, k, v, scale=1.0), {x: PROFILES[x] for x in ("math", "tf32")}
-    numbers = Numbers(of_heads("tf32", q, k, v, "float32", scale=1.0)[0].__getitem__, "float32")
-    fits = compare(problem, numbers, "float32", names)
+    given = dump("tf32", q, k, v, "float32", scale=1.0)
+    fits = compared(given, ("math", "tf32"), scale=1.0)
     assert fits["tf32"].against > 100  # errors are those of float32
     assert fits["tf32"].log_p == 0
 
@@ -268,9 +251,9 @@ PAIRS = [  # forward, backward, and whether one kernel may do both
 def of_kernels(forward, backward):
     """Inputs, the output of one kernel, and the gradients of another."""
     draw = np.random.default_rng(13).standard_normal
-    q, k, v, g = (BF16(x * draw((2, 64, 32))) for x in (1.5, 1.5, 1, 1))
-    out, found = (made(x, q, k, v, g, "bfloat16") for x in (forward, backward))
-    return {"q": q, "k": k, "v": v, "d_out": g, "dtype": "bfloat16"} | found | {"out": out["out"]}
+    arrays = [BF16(x * draw((2, 64, 32))) for x in (1.5, 1.5, 1, 1)]
+    given, other = (dump_gradients(x, *arrays, "bfloat16") for x in (backward, forward))
+    return given | {"out": other["out"]}
 
 
 @pytest.mark.long("upcast", "32", "narrow")
@@ -294,26 +277,10 @@ def test_output_and_gradients_are_of_one_kernel(forward, backward, right):
 def test_an_output_of_which_little_is_known_takes_the_family_of_the_gradients(one):
     """One key has nearly all of the weight: any profile explains the output."""
     draw = np.random.default_rng(14).standard_normal
-    q, k, v, g = (BF16(x * draw((2, 24, 16))) for x in (4, 4, 1, 1))
-    found = verify(q=q, k=k, v=v, d_out=g, dtype="bfloat16", **made(one, q, k, v, g, "bfloat16"))
+    arrays = (BF16(x * draw((2, 24, 16))) for x in (4, 4, 1, 1))
+    found = verify(**dump_gradients(one, *arrays, "bfloat16"))
     assert found.verdict != "FAIL", str(found)
     assert may_be_one(found.parts["out"].profile, found.parts["dq"].profile)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.usefixtures("verdict_alone")
-def test_few_rows_are_no_reason_for_a_softmax_in_steps_that_are_rounded(dtype):
-    """Of eager: the law of eager-narrow, whose digits are known, is wider than all other rows."""
-    rng, to = np.random.default_rng(16), FORMATS[dtype]
-    q, k, v = (to.round(rng.standard_normal((2, x, 32))) for x in (96, 128, 128))
-    out, _ = of_heads("eager", q, k, v, dtype)
-    off = 1 + 4.0 / 2**to.digits
-    out[1, 40:42] = to.round(off * out[1, 40:42])
-    given = {"q": q, "k": k, "v": v, "out": out, "dtype": dtype}
-    assert verify(**given, profile="eager-narrow").verdict == "PASS"
-    found = verify(**given)
-    assert (found.verdict, {x for x, _ in found.rows} <= {(1, 40), (1, 41)}) == ("FAIL", True)
-    assert found.rows
 
 
 @pytest.mark.parametrize("name", ["eager", "eager-narrow", "upcast"])
@@ -351,10 +318,6 @@ def test_profiles_with_units_have_the_others_beside_them():
 
 def test_what_wrong_rows_say_is_no_more_than_what_a_right_row_says():
     """Of the likeliest profile: 10 wrong rows of 96 fit another, and all others this one."""
-    draw = np.random.default_rng(18).standard_normal
-    q, k, v = (BF16(draw((1, x, 32))) for x in (96, 128, 128))
-    out, _ = of_heads("eager", q, k, v, "bfloat16")
-    out[0, :10] = BF16(out[0, :10] * (1 + 2.0**-5))
-    numbers = Numbers(out.__getitem__, "bfloat16")
-    fits = compare(pose_arrays(q, k, v), numbers, "bfloat16", {x: PROFILES[x] for x in NAMES})
-    assert next(iter(fits)) == "eager"
+    given = dump("eager", *arrays(18, 96, 128, 32, 1, 1), "bfloat16")
+    given["out"][0, :10] = BF16(given["out"][0, :10] * (1 + 2.0**-5))
+    assert next(iter(compared(given))) == "eager"

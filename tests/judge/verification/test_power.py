@@ -4,25 +4,22 @@ Each draw has its seed in its name; a right level fails with probability 1e-9 at
 """
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from refattn import naive
 from refattn.judge.rounding import PROFILES, problems
 from refattn.judge.rounding.covariance import bound_covariance
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.roundings import BIAS
-from refattn.judge.verification import trial
 from refattn.judge.verification.directions import SCORE_CHANGES, list_tangents, sum_factor
 from refattn.judge.verification.evidence import Evidence
 from refattn.judge.verification.findings import Numbers
 from refattn.judge.verification.looks import Look
 from refattn.judge.verification.trial import attempt
+from tests.judge.rounding.rounded import ALARM
 
-ALARM = 1e-9
 ALPHA = 1e-6
 ALL = slice(0, 64)
 CHANGES = {"scale": SCORE_CHANGES["scale"]}
@@ -49,8 +46,7 @@ def test_a_defect_of_the_detectable_size_is_seen_half_of_the_times(name, seed):
     """
     profile, draws, n = PROFILES["flash"], 400, 1000
     rng, problem, _ = of_arrays(seed, 1, n, 8)
-    changes = {"scale": SCORE_CHANGES["scale"]}
-    rows = problem.analyse((0,), profile.roundings("bfloat16"), slice(0, n), changes)
+    rows = problem.analyse((0,), profile.roundings("bfloat16"), slice(0, n), CHANGES)
     one = tried(problem, profile, rows.out[None])
     steep = dict(list_tangents(problem, (0,), slice(0, n), rows))[name]
     g = np.sum(np.square(steep / rows.std), -1)
@@ -89,37 +85,6 @@ def test_a_factor_of_few_rows_is_seen_by_the_variance_of_their_sum(name):
     assert found[1]["factor of few rows"] < ALPHA < found[1]["factor of a tile"]
 
 
-def draws_of_squares(rng, heads, n, columns=1):
-    """What a trial collects of numbers of variance 1."""
-    z = rng.standard_normal((heads, n, columns))
-    ones = np.ones((heads, n))
-    return SimpleNamespace(
-        square=np.mean(z * z, -1),
-        counted=ones * columns,
-        weights=ones,
-        column=np.sum(z * z, (0, 1)),
-        column_rows=np.full(columns, 1.0 * heads * n),
-        largest=(float(np.max(np.abs(z))), (0, 0, 0)),
-        problem=SimpleNamespace(
-            lead=(heads,), rows="queries", result="the output", index_of=lambda number: (number,)
-        ),
-        sums={"factor": [x * np.ones((heads, n)) for x in (z[..., 0], 0.0, 1.0, 0.0)]},
-    )
-
-
-@pytest.mark.parametrize("seed", [2])
-def test_all_sizes_and_tiles_together_keep_their_level(seed):
-    """600 tiles, of which the worst is looked at: 5 % of trials at most alarm at .05."""
-    rng, tries = np.random.default_rng(seed), 30
-    alarms = {}
-    for _ in range(tries):
-        found = draws_of_squares(rng, 300, 32)
-        for x in (*trial._test_sizes(found, 300 * 32), *trial._test_tiles(found)):
-            alarms[x.name] = alarms.get(x.name, 0) + (x.log_p <= math.log(0.05))
-    assert {"mean square of tiles of 16", "mean square of heads", "factor of a tile"} <= {*alarms}
-    assert max(alarms.values()) <= stats.binom.ppf(1 - ALARM, tries, 0.05)
-
-
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("causal", [False, True])
 def test_errors_that_kernels_have_in_common_are_no_evidence(causal, sign):
@@ -128,9 +93,8 @@ def test_errors_that_kernels_have_in_common_are_no_evidence(causal, sign):
     _, _, (q, k, v) = of_arrays(3, 2, 200, 5)
     v = np.abs(v) * (np.arange(5) > 0)[:, None]
     problem = problems.pose_arrays(q, k, v, causal=causal)
-    changes = {"scale": SCORE_CHANGES["scale"]}
     roundings = profile.roundings("bfloat16")
-    rows = [problem.analyse((h,), roundings, slice(0, 200), changes) for h in range(2)]
+    rows = [problem.analyse((h,), roundings, slice(0, 200), CHANGES) for h in range(2)]
     out = np.stack([x.out + sign * (x.slack - x.of_weights) for x in rows])
     for h, x in enumerate(rows):  # of exponentials, those that move the result most along a factor
         s = problem.scale * q[h] @ k[h].T
@@ -141,24 +105,6 @@ def test_errors_that_kernels_have_in_common_are_no_evidence(causal, sign):
         out[h] += sign * np.sum((toward * size * p)[:, :, None] * apart, 1)
     for x in tried(problem, profile, out).tests:
         assert x.p_value == pytest.approx(1.0), x.name
-
-
-@pytest.mark.parametrize("name", ["edge-1", "edge+1", "key"])
-def test_whole_defects_have_the_size_1(name):
-    """Of a key with much of the weight, too: sizes are shares of its own weight."""
-    causal = name != "key"
-    _, problem, (q, k, v) = of_arrays(4, 2, 100, 100 + 3 * causal, causal=causal)
-    k = k if causal else k[:, :3]
-    v = v[:, : k.shape[1]]
-    problem = problems.pose_arrays(q, k, v, causal=causal)
-    n, m, _ = problem.shape
-    seen = np.arange(m) != 1
-    if causal:
-        seen = np.tri(n, m, m - n + (1 if name == "edge+1" else -1), dtype=bool)
-    found = tried(problem, PROFILES["flash"], naive.softmax_attention(q, k, v, mask=seen))
-    suspect = next(x for x in found.suspects if x.name == name)
-    assert suspect.explained == pytest.approx(1, abs=0.02)
-    assert suspect.estimate == pytest.approx(1, rel=0.02)
 
 
 def test_the_same_roundings_in_all_rows_are_no_evidence():

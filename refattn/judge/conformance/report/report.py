@@ -1,4 +1,4 @@
-"""The report of a run, with a result for each check: as text, tables, JSON, HTML and JUnit XML."""
+"""The report of a run, with a result for each check: as text, tables, JSON and HTML."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import zip_longest
 from typing import Any
-from xml.etree import ElementTree
 
 from ...._version import __version__
 from ....arrays.tables import Column, Table
@@ -268,43 +267,6 @@ class Report:
         columns = [Column(x) for x in ("check", "status", "finding")]
         columns += [Column(x, None) for x in (*names, "samples", "suspects", "reason", "seconds")]
         return (Table("results", rows, columns),)
-
-    def to_junit(self) -> str:
-        """Return the report as JUnit XML."""
-        counts = self.counts
-        suite = ElementTree.Element(
-            "testsuite",
-            name=printable(f"refattn.conformance.{self.estimator}.{self.name}"),
-            tests=str(len(self.results)),
-            failures=str(counts[FAIL] + counts[STALE]),
-            skipped=str(counts[EXPECTED] + counts[UNDERPOWERED]),
-        )
-        properties = ElementTree.SubElement(suite, "properties")
-        values = {
-            "verdict": self.verdict,
-            "conclusion": self.conclusion,
-            **{f"severity.{name}": str(count) for name, count in self.severities.items()},
-            **{f"limit.{name}": text for name, text in self.limits.items()},
-            **{f"diagnosis.{i}": words for i, words in enumerate(self.diagnosis)},
-        }
-        for name, value in values.items():
-            ElementTree.SubElement(properties, "property", name=name, value=printable(value))
-        for result in self.results:
-            case = ElementTree.SubElement(
-                suite, "testcase", name=result.check, time=f"{result.seconds:.3f}"
-            )
-            case.set("classname", printable(f"{self.estimator}.{self.name}"))
-            if result.status in (FAIL, STALE):
-                text = ": ".join(filter(None, [result.gravity, result.summary]))
-                element = ElementTree.SubElement(case, "failure", message=printable(text))
-                element.set("type", result.severity or result.status)
-                element.text = printable(result.reproducer)
-            # JUnit knows no weaker word than skipped for what is no failure and no pass.
-            elif result.status in (EXPECTED, UNDERPOWERED):
-                text = result.reason or f"{result.status}: {result.summary}"
-                ElementTree.SubElement(case, "skipped", message=printable(text))
-        ElementTree.indent(suite)
-        return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
     def to_html(self) -> str:
         """Return the report as a page that needs no other file.

@@ -41,7 +41,10 @@ def list_edited(
     for row in rows:
         heads = EditedHeads(problem, row.fn, of_user=of_user)
         if row.estimator == problem.called and row.fn.over != "backward" and heads.are_small:
-            yield Alternative(as_clause(row.effect), problem, answer=heads.attend)
+            text = as_clause(row.effect)
+            if problem.packed is not None:  # whose mask none but the sequences make
+                text = text.replace("the mask", "the mask of sequences")
+            yield Alternative(text, problem, answer=heads.attend)
 
 
 def known_rows(problem: Problem) -> Iterator[Mutant]:

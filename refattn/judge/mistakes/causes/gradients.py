@@ -19,8 +19,9 @@ from ...rounding.problems import Gradient, Index
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ...verification.empty_rows import find_unseen
-from ...verification.findings import ONLY_IN, Part, Suspect, describe_span, name_span
+from ...verification.findings import ONLY_IN, Part, Suspect, describe_span, name_heads, name_span
 from ..defects.catalogue import Mutant
+from ..operators.backward_counts import list_chunks_seen, list_columns_counted
 from ..operators.backward_places import (
     FITTED_ROWS,
     GROUPED_PAIRS,
@@ -70,7 +71,7 @@ _PAIRS = 2**21  # of queries and keys of a head, at most, for new log normaliser
 _FEWEST_ROWS = 8  # of a head, to which numbers are fitted
 _OFF_TIMES = 0.05  # of the size of a vector, that another is off
 _PADS = (16, 32, 64, 128)  # to which queries may be padded
-_ROWS_OF_DQ = 8  # of a head
+_ROWS_OF_DQ, _MOST_REGROUPED = 8, 16  # of a head; heads that may use any key head
 _MOST_QUERY_HEADS, _OFTENEST = 16, 4  # that count, and how often
 _ABOVE_NOISE, _IN_SPAN = 1.5, 0.1  # of a singular value; and what is left of a row in a space
 
@@ -150,8 +151,8 @@ def explain_backward(
         everywhere = harmless and holding == {*failed}
         # Zeros alone tell of no cause but that they were never written: any loss of all keys fits.
         holding -= set() if everywhere and holding - zero else zero
-        # A fitted number is that of all parts that failed, or of none.
-        if holding and (everywhere or not one.fitted):
+        # A fitted number, or a type that loosens roundings, is that of all parts that failed.
+        if holding and (everywhere or not (one.fitted or "rounded to" in one.text)):
             found.append(Held(one, holding, everywhere, off / len(holding), local))
     return _name(found, back), back.samples, given
 
@@ -349,42 +350,51 @@ def _list_regrouped(back: Backward) -> Iterator[Candidate]:
     keys, count = forward.key_heads, forward.lead[-1] if forward.lead else 1
     if "dq" not in back.failed or not keys or keys == count:
         return
+    share, heads = count // keys, [*np.ndindex(forward.lead)]
     wrong = [x.take(slice(_ROWS_OF_DQ)) for x in back.list_wrong("dq")]
+    # A key head goes by the name of its first query head.
+    own = {x: (*x[:-1], x[-1] // share * share) for x in heads}
+    every = heads[::share] if len(heads) <= _MOST_REGROUPED else []
     for words, saved in (("", False), (", with the weights of the forward pass", True)):
-        used: dict[int, int | None] = {h: h * keys // count for h in range(count)}
+        used: dict[Index, Index | None] = {**own}
         for x in wrong:
-            (*_, h), off = x.rows.at, [math.inf] * keys
-            for g in range(keys) if np.any(x.got) else ():
-                out = _regroup(back, {h: g}, saved, "dq", x.rows.at, [x.rows.at])
+            at, off = x.rows.at, dict[Index, float]()
+            for g in every or sorted({own[y] for y in heads if y[:-1] == at[:-1]}):
+                out = _regroup(back, {at: g}, saved, "dq", at, [at])
                 z = divide(differ(x.got, out[x.rows.queries]), row_sizes(x.got))
                 off[g] = float(np.sum(np.square(z)))
-            used[h] = int(np.argmin(off)) if min(off) < math.inf else None
-        said = []
-        for to in {*used.values()}:
-            moved = [h for h, g in used.items() if g == to != h * keys // count]
-            name = "no key head" if to is None else f"key head {to}"
-            said += [f"{name} by {name_span('query heads', np.array(moved))}"] if moved else []
+            used[at] = min(off, key=off.__getitem__) if np.any(x.got) else None
+        moved = {x: g for x, g in used.items() if g != own[x]}
+        across = any(g is not None and g[:-1] != x[:-1] for x, g in moved.items())
+        said = dict[str, list[Index]]()
+        for at, g in moved.items():
+            of = f" of batch member {place(g[:-1])}" if g and across else ""
+            said.setdefault(f"key head {g[-1] // share}{of}" if g else "no key head", []).append(at)
         if said:
-            text = f"in the backward pass a wrong key head is used: {', '.join(said)}{words}"
+            each = [
+                f"{words_of} by {name_heads(forward, np.array([forward.number(z) for z in y]))}"
+                if across
+                else f"{words_of} by {name_span('query heads', np.unique([z[-1] for z in y]))}"
+                for words_of, y in said.items()
+            ]
+            text = f"in the backward pass a wrong key head is used: {', '.join(each)}{words}"
             yield Candidate(text, answer=partial(_regroup, back, used, saved))
 
 
 def _regroup(
     back: Backward,
-    used: Mapping[int, int | None],
+    used: Mapping[Index, Index | None],
     saved: bool,
     of: str,
     index: Index,
     heads: Sequence[Index],
 ) -> Doubles:
     """Compute a gradient whose query heads use key heads, with weights of these or `saved` ones."""
-    share = back.first.forward.lead[-1] // (back.first.forward.key_heads or 1)
-    *member, first = heads[0]
     total = np.zeros(back.parts[of].problem.shape[::2])
     for h, g in used.items():
-        if g is None or (h != first if of == "dq" else g != first // share):
+        if g is None or (h if of == "dq" else g) != heads[0]:
             continue
-        (held, kept), (other, _) = (back.keep(of, (*member, x)) for x in (h, g * share))
+        (held, kept), (other, _) = (back.keep(of, x) for x in (h, g))
         own = scan_tile(held.head, slice(0, len(held.head.q)), slice(0, held.head.keys))
         head = held.head._replace(k=other.head.k, v=other.head.v)
         again = BackwardHead(head, held.d_out, None)
@@ -535,6 +545,8 @@ _LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
     _list_rounded_scores,
     _list_regrouped,
     list_limited,
+    list_columns_counted,
+    list_chunks_seen,
     list_of_tiles,
     _list_added_rows,
     _list_padded,

@@ -28,9 +28,8 @@ from ...verification.verdict import Verdict, list_few_rows
 from ...verification.worst import find_worst
 from ...verification.z_scores import mean_square
 from ..defects.catalogue import Mutant
-from ..operators.copies import name_copies
-from ..operators.exponentials import is_of_weights, rounds_weights
-from ..operators.grids import find_grid
+from ..operators.copies import find_grid, name_copies
+from ..operators.exponentials import is_of_weights, rounds_weights, say_what_overflows
 from .alternatives import list_alternatives
 from .edited import list_like
 from .fitted import name_dropout
@@ -209,7 +208,10 @@ def _explain_scores(
         if copies and (copies[0].name == _CAUSE or not suspects):
             suspects, remarks = copies, [x for x in remarks if x not in seen]
         suspects = suspects or name_dropout(problem, sample)
-    suspects = suspects or name_seen([*sample.remarks, *strange, *verdict.remarks, *seen])
+    if not suspects:
+        suspects = name_seen([*sample.remarks, *strange, *verdict.remarks, *seen])
+        more = say_what_overflows(problem, numbers) if suspects else ""
+        suspects = [x._replace(text=x.text + more) for x in suspects]
     place = describe_place(problem, sample, verdict)
     return verdict._replace(suspects=suspects, place=place, remarks=remarks)
 

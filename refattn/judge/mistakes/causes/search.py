@@ -111,7 +111,9 @@ def search_causes(task: Task) -> tuple[list[Suspect], Sample]:
         if not (any(x.holds and x.is_sure for x in found) or leave_roundings(fits)):
             for listing in trials.list_fitted():
                 fitted = [trials.judge(x, profiles, dtype) for x in trials.explain_all(listing)]
-                if holding := [x for x in fitted if _may_stand(trials, x)]:
+                holding = [x for x in fitted if _may_stand(trials, x)]
+                # What is fitted to some wrong rows must explain all of them.
+                if holding := [x for x in holding if not find_left(trials, x.alternative, None)[0]]:
                     found = trials.keep_apart(holding)
                     break
         if not (fits or any(x.holds for x in found)):

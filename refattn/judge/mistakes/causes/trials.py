@@ -21,13 +21,12 @@ from ...rounding.softmax import analyse_softmax
 from ...verification.empty_rows import fit_convention
 from ...verification.findings import Numbers, name_number
 from ..defects.catalogue import Mutant
-from ..operators.arrays import list_reads, list_rings, list_sinks
+from ..operators.arrays import list_late_reads, list_reads, list_rings, list_sinks
 from ..operators.classes import (
     list_merged_more,
-    list_other_weights,
     list_partial_sums,
+    list_reweighed,
     list_stale_weights,
-    list_weighted_classes,
 )
 from ..operators.columns import list_column_factors, list_columns, list_widths
 from ..operators.exponentials import list_powers, list_rounded_by_tiles, list_weights
@@ -46,7 +45,6 @@ from ..operators.spans import list_spans
 from ..operators.strides import list_addresses, list_swaps
 from ..operators.tiles import (
     list_crossed_parts,
-    list_interleaved,
     list_moved_tiles,
     list_scoped,
 )
@@ -317,6 +315,7 @@ class Trials:
             lists.append(list_own_keys(problem, every, unit))
         lists += [list_blocks_of_cache(problem, few, unit), list_mask_ends(problem, every, unit)]
         lists += [list_reads(*x) for x in first]
+        lists.append(list_late_reads(problem, every, unit))
         lists.append(self.take_nearest(list_rings(problem)))
         lists.append(list_counted(problem, every, columns, length))
         lists.append(list_other_places(problem, self.sample))
@@ -330,14 +329,13 @@ class Trials:
         for listing in (list_stale_weights, list_crossed_parts):
             lists.append(listing(problem, few, unit))
         lists += [list_moved_tiles(problem, every, unit), list_smoothed(problem)]
-        lists.append(self.take_nearest(list_interleaved(problem)))
         lists.append(self.take_nearest(list_rounded_by_tiles(problem)))
         lists.append(list_scoped(problem, list_alternatives(problem), few, unit))
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
             rows = known_rows(self.posed) if self.posed.kind in ("scores", "map") else ()
             lists.append(filter(self.changes, list_edited(self.posed, rows)))
         lists += [x(problem, every, unit) for x in (list_spans, list_few_keys)]
-        for listing_by in (list_seen_keys, list_weighted_classes, list_other_weights):
+        for listing_by in (list_seen_keys, list_reweighed):
             lists.append(listing_by(problem, every, unit, self.about[1]))
         return [*lists, list_merged_more(problem, every, self.about[1])]
 

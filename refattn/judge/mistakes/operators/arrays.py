@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....arrays.library import Doubles
+from ....arrays.words import place
 from ...rounding.problems import Index, Problem
 from ..causes.sampled import (
     Alternative,
@@ -22,12 +23,15 @@ from ..causes.sampled import (
     show_band,
     take_rows,
 )
-from ..causes.slips import TILE_SIZES, attend_by, score_all
-from ..causes.wrong_rows import Sampled, differ, divide, thin
-from .maps import Map, Places, list_maps, write_shift
+from ..causes.slips import TILE_SIZES, attend_by, score_all, weigh_keys
+from ..causes.wrong_rows import Sampled, differ, divide, row_sizes, thin
+from .intervals import find_interval
+from .maps import Map, Places, list_maps, list_paddings, write_shift
 from .strides import PADDED_TO
 
 _RATED_ROWS = 4  # by which rules are rated
+_LATE_ROWS, _MEMBERS, _LEFT_BY_LATE = 2, 8, 9.0  # of members, of which there are so many; z^2
+_LATE = [x * y for x in (1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64, 128) for y in (1, -1)]  # places
 _NEAREST = 2  # rules that are tried, of each array
 _SHIFTS = (1, -1, 2, -2, *TILE_SIZES[:-1], *(-x for x in TILE_SIZES[:-1]))
 _MOST_SHIFTED = 128  # keys of a mask, at most, for it to be tried moved by any number of keys
@@ -57,7 +61,8 @@ def list_reads(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alterna
         ways, off = [], []
         steps = every if array.called == "mask" else usual
         shifts = [Map(write_shift("@", by), partial(np.add, by)) for by in steps]
-        rules = [*maps, *product(shifts, _ENDS)]
+        paddings = product(list_paddings(count), [" (0 if there is none)"])
+        rules = [*maps, *product(shifts, _ENDS), *paddings]
         for (rule, ends), past in product(rules, (False, True) if array.next_heads else (False,)):
             read = _stay_within(rule.of, ends, 2 * m if past else count, places)
             if np.array_equal(read, places) or (past and (ends or not np.any(read >= count))):
@@ -216,6 +221,69 @@ def _move_scale(
 ) -> Doubles:
     scale = problem.read(index)[called]
     return np.asarray(y / scale * _take_or_zero(scale, of(np.arange(len(y)))))
+
+
+def list_late_reads(
+    problem: Problem, wrong: Sequence[Sampled], unit: float
+) -> Iterator[Alternative]:
+    """List caches of which keys one after another are so many places too early, or too late.
+
+    Past the end there are zeros. Which keys they are, in each batch member, is the interval by
+    which some rows are nearest.
+    """
+    packed, m = problem.packed, problem.shape[1]
+    if packed is not None and packed.table is None:
+        return
+    members = {x.rows.at[:-1]: x.take(slice(-_LATE_ROWS, None)) for x in wrong[::-1]}
+    ends = {at: m if packed is None else int(packed.keys[at[0], 1]) for at in members}
+    best: list[tuple[float, str, int, dict[Index, slice]]] = []
+    for names, by in product(("kv", "k", "v"), _LATE if len(members) <= _MEMBERS else ()):
+        found, off, count = dict[Index, slice](), 0.0, 0
+        for at, x in members.items():
+            far, j = _fit_late(problem, x, unit, names, (by, ends[at]))
+            found[at] = slice(j.start, min(j.stop, ends[at]))
+            off, count = off + far, count + x.got.size
+            if off > _LEFT_BY_LATE * sum(y.got.size for y in members.values()):
+                break
+        else:
+            best.append((off / max(count, 1), names, by, found))
+    for _, names, by, found in sorted(best, key=lambda x: x[0])[:1]:
+        said = [
+            f"{j.start} to {j.stop - 1}{f' of batch member {place(at)}' * bool(at)}"
+            for at, j in sorted(found.items())
+        ]
+        moved, one = problem, _OF_KEYS[names]
+        for name in names:
+            moved = moved.replaced(name, partial(_read_later, found, by, ends))
+        text = f"keys {', '.join(said)} have the {one} of the key {abs(by)} places "
+        yield Alternative(text + ("later" if by > 0 else "before"), moved)
+
+
+def _fit_late(
+    problem: Problem, x: Sampled, unit: float, names: str, to: tuple[int, int]
+) -> tuple[float, slice]:
+    """Find the keys that some rows read elsewhere, by how near they are then."""
+    head = take_rows(problem, x.rows)
+    exact, m, whole = attend(head), head.keys, {0: slice(0, head.keys)}
+    arrays = {y: _read_later(whole, to[0], {0: to[1]}, (0, 0), getattr(head, y)[:m]) for y in names}
+    other = head._replace(**{y: np.append(z, getattr(head, y)[m:], 0) for y, z in arrays.items()})
+    terms = [
+        weigh_keys(y, exact.lse)[..., None] * np.insert(y.v[:m], 0, 1.0, 1) for y in (head, other)
+    ]
+    sums = np.pad(np.cumsum(terms[1] - terms[0], 1), ((0, 0), (1, 0), (0, 0)))
+    right = np.insert(exact.out, 0, 1.0, 1)
+    return find_interval(right, sums, x.got, unit * row_sizes(x.got))
+
+
+def _read_later(
+    found: Mapping[Any, slice], by: int, ends: Mapping[Any, int], at: Any, x: Doubles
+) -> Doubles:
+    """Read rows of an interval so many places later; zeros past the end."""
+    j, own = np.arange(len(x)), at[:-1] if at[:-1] in found else 0
+    if own not in found:
+        return x
+    to = np.where((j >= found[own].start) & (j < found[own].stop), j + by, j)
+    return _take_or_zero(x, np.where((to >= 0) & ((to == j) | (to < ends[own])), to, _NOWHERE))
 
 
 def list_rings(problem: Problem) -> Iterator[Alternative]:

@@ -12,15 +12,18 @@ import numpy.typing as npt
 
 from ....arrays.library import Doubles
 from ....arrays.words import place
+from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
-from ...verification.findings import Numbers, name_span
+from ...verification.findings import LOGARITHMS, Numbers, name_number, name_span
 from ..causes.sampled import Alternative, Result, Rows, attend, take_rows
-from ..causes.slips import TILE_SIZES, score_all, weigh_keys
+from ..causes.slips import TILE_SIZES, list_parts, merge_parts, score_all, weigh_keys
 from ..causes.wrong_rows import Sampled, finite, row_sizes, thin
 from .tiles import choose_columns, describe_keys
 
 _CLASS_PERIODS = (2, 4, 8, 16, 32, 64, 48, 24, 96, 128)  # of keys of which some are a class
 _ROWS_OF_CLASS, _HEADS_OF_CLASS = 32, 4
+_IN_TURN = (3, 4, 8)  # parts
+_NEAR = 5e-3  # relative error of numbers of parts
 _FEWEST_ROWS, _MOST_HEADS = 2, 64  # the same of many heads
 _LEFT_BY_CLASSES = 4.0  # mean square of z, at most
 _LEFT_OF_OTHERS = 1 / 16  # of the square of errors, at most
@@ -28,6 +31,7 @@ _NO_SUM = 1e-9  # of the weights
 _LEAST_SHARE, _FEWEST_MERGED = 1e-3, 6  # of all weights that a part has, and rows that tell it
 
 KeyClass = npt.NDArray[np.bool_]
+ClassOf = npt.NDArray[np.int64]  # the class of each key
 
 
 def list_partial_sums(
@@ -138,99 +142,140 @@ def _attend_stale(problem: Problem, size: int, tiles: npt.NDArray[np.int64], row
     return exact._replace(out=exact.out + np.sum(added[tiles], 0))
 
 
-def list_weighted_classes(
+def list_reweighed(
     problem: Problem, wrong: Sequence[Sampled], unit: float, numbers: Numbers
 ) -> Iterator[Alternative]:
-    """List kernels whose weights of keys of a class have a factor of their own in each row."""
-    m, heads = problem.shape[1], [x.rows.at for x in wrong]
-    some = [x.take(thin(np.arange(len(x.got)), _ROWS_OF_CLASS)) for x in wrong[:_HEADS_OF_CLASS]]
-    best: list[tuple[float, str, KeyClass]] = []
-    for period in (x for x in _CLASS_PERIODS if 2 < x < 2 * m):
-        for first in (0, period // 2):
-            residues = np.arange(first, first + period // 2)
-            keys = np.isin(np.arange(m) % period, residues)
-            called = name_span("keys", residues) + f" of each {period}" * (period < m)
-            text = f"weights of {called} have a factor of their own in each row"
-            off = number = 0.0
-            for x in some:
-                _, out, _ = _fit_factors(problem, keys, x.rows, x.got)
-                off += float(np.sum(np.square((x.got - out) / (unit * row_sizes(x.got)))))
-                number += x.got.size
-            if keys.any() and not keys.all() and off < _LEFT_BY_CLASSES * number:
-                best.append((off, text, keys))
-    for _, text, keys in sorted(best, key=lambda x: x[0])[:1]:
-        factors = np.concatenate([_fit_factors(problem, keys, x.rows, x.got)[2] for x in some])
-        answer = partial(_attend_by_fit, problem, keys, _fit_factors, heads, numbers)
-        text += f", {np.min(factors):.3g} to {np.max(factors):.3g}"
-        yield Alternative(text, problem, answer=answer)
+    """List kernels whose rows are sums of what classes of keys add, each times a number of the row.
+
+    Classes are parts that are merged, keys by their remainder, or each key of a tile.
+    """
+    heads = [x.rows.at for x in wrong]
+    some = [
+        x.take(thin(np.arange(len(x.got)), _ROWS_OF_CLASS)) for x in thin(wrong, _HEADS_OF_CLASS)
+    ]
+    found: list[tuple[float, tuple[str, str], ClassOf, list[Doubles]]] = []
+    zero = any(np.any(~np.any(x.got, -1)) for x in some)  # which any numbers explain that are 0
+    for words, group in _list_classes(problem) if some and not zero else ():
+        off, before, times = 0.0, 0.0, list[Doubles]()
+        for x in some:
+            exact, out, each = _fit_factors(problem, group, x.rows, x.got)
+            scale, columns = unit * row_sizes(x.got), x.got.shape[1]
+            of_fit = np.sum(np.square((x.got - out) / scale))
+            off += float(of_fit) * columns / (columns - each.shape[1])  # as many are fitted
+            before += float(np.sum(np.square((x.got - exact.out) / scale)))
+            times.append(each)
+            most = _LEFT_BY_CLASSES * sum(y.got.size for y in some)
+            if off > min(_LEFT_OF_OTHERS * before, most):
+                break
+        else:
+            found.append((off, words, group, times))
+    # Of groups that are as near the one with fewest classes, which has most numbers to spare.
+    for _, (called, text), group, times in sorted(found, key=lambda x: x[3][0].shape[1])[:1]:
+        yield from _list_merges(problem, called, group, some, times) if called else ()
+        every = np.concatenate(times)
+        by = every[:, 1:] / np.where(every[:, :1] == 0, np.nan, every[:, :1])
+        answer = partial(_attend_by_fit, problem, group, heads, numbers)
+        span = f"{np.nanmin(by):.3g} to {np.nanmax(by):.3g}"
+        yield Alternative(text.format(span), problem, answer=answer)
+
+
+def _list_classes(problem: Problem) -> Iterator[tuple[tuple[str, str], ClassOf]]:
+    """List the class of each key; in words parts that may be merged, and a place for numbers."""
+    (_, m, d), j = problem.shape, np.arange(problem.shape[1])
+    parts = {f"tiles of {x} keys": j // x for x in TILE_SIZES[::-1]}
+    parts |= {x: np.searchsorted(y, j, "right") - 1 for x, y in list_parts(problem)}
+    parts |= {_go_in_turn(x, y): j // y % x for x, y in product(_IN_TURN, (1, *TILE_SIZES))}
+    for called, group in parts.items():
+        if 1 <= np.max(group) < d / 2:
+            text = f"{called} are added with other weights, in each row {{}} times as large"
+            yield (called, text), group
+    for size in (x // 2 for x in _CLASS_PERIODS if 2 < x < 2 * m):
+        of_each = f" of each {2 * size}" * (2 * size < m)
+        called = name_span("keys", np.arange(size, 2 * size)) + of_each
+        text = f"weights of {called} have a factor of their own in each row, {{}}"
+        if (group := j // size % 2).any():
+            yield (_go_in_turn(2, size), text), group
+    for size in (x for x in TILE_SIZES[::-1] if 2 * x <= d and x < m):
+        for first in range(0, m, size):
+            of_tile = np.where((j >= first) & (j < first + size), j - first + 1, 0)
+            keys = f"keys {first} to {min(first + size, m) - 1}"
+            yield ("", f"weights of {keys} are others in each wrong row"), of_tile
+
+
+def _go_in_turn(parts: int, block: int) -> str:
+    called = "keys" if block == 1 else f"blocks of {block} keys"
+    return f"{parts} parts of the keys, to which {called} go in turn,"
 
 
 def _fit_factors(
-    problem: Problem, keys: KeyClass, rows: Rows, got: Doubles
+    problem: Problem, group: ClassOf, rows: Rows, got: Doubles
 ) -> tuple[Result, Doubles, Doubles]:
-    """Fit the number that weights of some keys are multiplied by in each row."""
+    """Fit the numbers that what each class adds to a row is multiplied by."""
     head = take_rows(problem, rows)
     exact, v = attend(head), head.v[: head.keys]
-    w = weigh_keys(head, exact.lse)
-    part, share = w[:, keys] @ v[keys], np.sum(w[:, keys], -1, keepdims=True)
-    moved, rest = part - share * got, exact.out - part - (1 - share) * got
-    c = -np.sum(moved * rest, -1, keepdims=True) / np.sum(moved * moved, -1, keepdims=True)
-    c = np.maximum(finite(c), 0.0)
-    return exact, (exact.out + (c - 1) * part) / (1 + (c - 1) * share), c
+    w, classes = weigh_keys(head, exact.lse), np.arange(np.max(group) + 1)
+    sums = np.stack([w[:, group == x] @ v[group == x] for x in classes], -1)
+    times = np.linalg.pinv(sums, 1e-7) @ finite(got)[..., None]
+    return exact, (sums @ times)[..., 0], times[..., 0]
+
+
+def _list_merges(
+    problem: Problem, called: str, group: ClassOf, some: Sequence[Sampled], times: Sequence[Doubles]
+) -> Iterator[Alternative]:
+    """List merges of parts by an lse in which the maximum, or the sum, counts otherwise."""
+    order, parts = np.argsort(group, kind="stable"), np.arange(np.max(group) + 1)
+    edges = np.searchsorted(group[order], parts)
+    shares, tops = list[Doubles](), list[Doubles]()
+    for x in some:
+        s = score_all(take_rows(problem, x.rows))[:, order]
+        shares.append(np.logaddexp.reduceat(s, edges, -1))
+        tops.append(np.maximum.reduceat(s, edges, -1))
+    lse, top, each = (np.concatenate(x) for x in (shares, tops, times))
+    known = (each > 0) & np.isfinite(lse)
+    log = np.log(np.where(known, each, 1.0))
+    weight = np.where(known, each * np.exp(finite(lse - np.max(lse, -1, keepdims=True))), 0.0)
+    for words, (of_top, of_sum, none) in _COUNTED.items():
+        both = finite(of_top * top + of_sum * (lse - top)), log
+        of_lse, of_log = (y - np.average(y, -1, weight + _NO_SUM)[:, None] for y in both)
+        size = max(float(np.sum(weight * of_lse * of_lse)), 1e-300)
+        c = 1 + float(np.sum(weight * of_lse * of_log)) / size
+        by = partial(_count_in_lse, of_top * (c - 1) + 1, of_sum * (c - 1) + 1)
+        name = name_number(c, _NEAR * abs(c), LOGARITHMS | {"the scale": problem.scale})
+        said = f"with an lse in which the {words} counts {c:.3g} times" + f" ({name})" * bool(name)
+        said = f"with {none}" if abs(c) < _NEAR else said
+        merge = partial(merge_parts, edges=edges.tolist(), weigh=by, is_mean=True)
+        compute = partial(_merge_in_turn, order=order, merge=merge)
+        yield Alternative(f"{called} are merged {said}", problem, compute=compute)
+
+
+_COUNTED = {  # of the largest score and of the log of the sum over it; what is left without them
+    "largest score": (1, 0, "weights e^(lse - largest score), not e^lse"),
+    "log of the sum over it": (0, 1, "weights e^(largest score), not e^lse"),
+    "whole": (1, 1, "equal weights"),
+}
+
+
+def _merge_in_turn(
+    head: SoftmaxHead, order: ClassOf, merge: Callable[[SoftmaxHead], Result]
+) -> Result:
+    every = np.append(order, np.arange(len(order), len(head.k)))
+    of_pairs = {x: y[:, order] for x in ("mask", "bias") if (y := getattr(head, x)) is not None}
+    return merge(head._replace(k=head.k[every], v=head.v[every], **of_pairs))
+
+
+def _count_in_lse(of_top: float, of_sum: float, lse: Doubles, top: Doubles) -> Doubles:
+    other = of_top * top + of_sum * finite(lse - top)
+    return np.asarray(np.exp(other - np.max(other, 0)))
 
 
 def _attend_by_fit(
-    problem: Problem,
-    keys: Any,
-    fit: Callable[..., Any],
-    heads: Sequence[object],
-    numbers: Numbers,
-    rows: Rows,
+    problem: Problem, group: ClassOf, heads: Sequence[Index], numbers: Numbers, rows: Rows
 ) -> Result:
-    """Take what is fitted to each row of some heads."""
-    exact, out, *_ = fit(problem, keys, rows, numbers.out(rows.at)[rows.queries])
-    return exact._replace(out=out) if rows.at in heads else exact  # type: ignore[no-any-return]
-
-
-def list_other_weights(
-    problem: Problem, wrong: Sequence[Sampled], unit: float, numbers: Numbers
-) -> Iterator[Alternative]:
-    """List the kernel that has other weights for keys one after another, in each wrong row."""
-    (_, m, d), heads = problem.shape, [x.rows.at for x in wrong]
-    some = [x.take(thin(np.arange(len(x.got)), _FEWEST_ROWS)) for x in thin(wrong, _HEADS_OF_CLASS)]
-    for size in (x for x in TILE_SIZES[::-1] if 2 * x <= d and x < m) if some else ():
-        for first in range(0, m, size):
-            keys = slice(first, min(first + size, m))
-            if all(_are_others(problem, keys, x, unit) for x in some):
-                text = (
-                    f"weights of keys {keys.start} to {keys.stop - 1} are others in each wrong row"
-                )
-                answer = partial(_attend_by_fit, problem, keys, _fit_other_weights, heads, numbers)
-                yield Alternative(text, problem, answer=answer)
-
-
-def _are_others(problem: Problem, keys: slice, x: Sampled, unit: float) -> bool:
-    """Tell whether other weights of some keys leave roundings of rows, and little of errors."""
-    exact, out = _fit_other_weights(problem, keys, x.rows, x.got)
-    before, left = (np.mean(np.square((x.got - y) / row_sizes(x.got))) for y in (exact.out, out))
-    left /= 1 - (keys.stop - keys.start) / x.got.shape[1]  # as many numbers are fitted
-    return bool(left < min(_LEFT_BY_CLASSES * unit**2, _LEFT_OF_OTHERS * before))
-
-
-def _fit_other_weights(
-    problem: Problem, keys: slice, rows: Rows, got: Doubles
-) -> tuple[Result, Doubles]:
-    """Fit weights of some keys, none below 0, to each row."""
-    head = take_rows(problem, rows)
-    exact, v = attend(head), head.v[keys]
-    w = weigh_keys(head, exact.lse)[:, keys]
-    rest, out = exact.out - w @ v, exact.out.copy()
-    left = 1 - np.sum(w, -1)
-    for r in range(len(got)):
-        off = left[r] * got[r] - rest[r]
-        c = np.maximum(np.linalg.lstsq((v - got[r]).T, off, rcond=1e-9)[0], 0.0)
-        out[r] = (rest[r] + c @ v) / max(left[r] + np.sum(c), _NO_SUM)
-    return exact, out
+    """Take what is fitted to each row of some heads; where keys are right, sums are known."""
+    exact, out, times = _fit_factors(problem, group, rows, numbers.out(rows.at)[rows.queries])
+    if rows.at not in heads:
+        return exact
+    return exact._replace(out=out, lse=exact.lse - np.log(np.maximum(times[:, 0], _NO_SUM)))
 
 
 def list_merged_more(

@@ -8,15 +8,18 @@ from functools import partial
 from itertools import product
 
 import numpy as np
+import numpy.typing as npt
 
 from ....arrays.library import Doubles
 from ...rounding.formats import FORMATS
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Problem
-from ..causes.sampled import Alternative, Result, attend
+from ...verification.findings import Numbers
+from ..causes.sampled import Alternative, Result, Rows, attend, take_rows
 from ..causes.slips import TILE_SIZES, score_all
 from ..causes.wrong_rows import finite
 
+_MOST_PAIRS, _NO_CHANCE = 2**22, 14.0  # of queries and keys; log of one over a chance
 _OF_X = "e^x of a score less the largest is"
 _FIRST_POWERS = (8.0, 32.0, 128.0, 512.0)  # n of (1 + x / n)^n, where fits begin
 _TERMS_OF_SERIES = (3, 4, 5, 6)  # of the series of e^x
@@ -146,3 +149,42 @@ def _attend_with(
     total = np.sum(w if too else np.where(seen, np.exp(x), 0.0), -1)
     out = w @ head.v / np.where(total == 0, 1.0, total)[:, None]
     return Result(out, np.log(total) + np.where(np.isfinite(top), top, 0.0), top)
+
+
+def say_what_overflows(problem: Problem, numbers: Numbers) -> str:
+    """Say by which exponent rows that are lost, NaN, infinite or 0, are told from all others."""
+    if math.prod(problem.lead) * math.prod(problem.shape[:2]) > _MOST_PAIRS:
+        return ""
+    (n, m, _), found, lost = problem.shape, list[Doubles](), list[npt.NDArray[np.bool_]]()
+    for index in np.ndindex(problem.lead):
+        s, out = (
+            score_all(take_rows(problem, Rows(index, np.arange(n), np.arange(m)))),
+            numbers.out(index),
+        )
+        lse = 0.0 if numbers.lse is None else numbers.lse(index)
+        lost.append(~np.isfinite(np.sum(out, -1) + lse) | ~np.any(out, -1))
+        top = np.max(s[:, :m], -1, initial=-math.inf)
+        first, second = (np.logaddexp.reduce(x, -1) for x in (s[:, : m // 2], s[:, m // 2 : m]))
+        sink = np.max(s[:, m:], -1, initial=-math.inf)
+        with np.errstate(invalid="ignore"):
+            found.append(np.stack([top, second - first, first - second, sink - top], -1))
+    here, sizes = np.concatenate(lost), np.concatenate(found)
+    count = np.sum(here)
+    # In any order of so many rows the lost ones are the first with this chance.
+    ways = math.lgamma(len(here) + 1) - math.lgamma(count + 1) - math.lgamma(len(here) - count + 1)
+    for name, x in zip(_EXPONENTS, sizes.T, strict=True):
+        least, most = np.min(x[here], initial=math.inf), np.max(x[~here], initial=-math.inf)
+        if ways > _NO_CHANCE and most < least < math.inf and least > _LARGEST["float16"]:
+            to = [y for y, z in _LARGEST.items() if least >= z][-1]
+            text = f": they are all rows in which {name} is above {most:.4g}, and no others"
+            return f"{text}, as if e^x of it overflows (in {to} above {_LARGEST[to]:.3g})"
+    return ""
+
+
+_EXPONENTS = (
+    "the largest score",
+    "the lse of the second half of the keys less that of the first",
+    "the lse of the first half of the keys less that of the second",
+    "the sink less the largest score",
+)
+_LARGEST = {x: math.log(FORMATS[x].largest) for x in ("float16", "float32")}  # exponents

@@ -11,7 +11,7 @@ import numpy as np
 from ....arrays.library import Doubles
 from ....engine.recurrent import Tokens, carry, recur, solve_leaves
 from ...rounding.problems import Index, Problem
-from ...rounding.states import give, steps_of
+from ...rounding.states import give, is_delta, steps_of
 
 CHUNK_SIZES = (64, 16, 32, 128)
 _MOST_TOKENS = 1024  # that go chunk by chunk
@@ -87,6 +87,9 @@ def list_handed_on(problem: Problem) -> Iterator[tuple[str, Added]]:
     if problem.of not in ("out", "state") or n > _MOST_TOKENS:
         return
     decays = [problem.read(x)["log_decay"] for x in np.ndindex(problem.lead)]
+    if is_delta(problem.read((0,) * len(problem.lead))):
+        for text, update in _UPDATES.items():
+            yield text, partial(_update_otherwise, problem, update)
     starts = {n}
     for size in (x for x in CHUNK_SIZES if x < n):
         for words, by in _READ_OF.items() if problem.of == "out" else ():
@@ -109,6 +112,39 @@ def list_handed_on(problem: Problem) -> Iterator[tuple[str, Added]]:
             words = f"in the last chunk, tokens {last} to {n - 1} of chunks of {size}, {text}"
             yield words, partial(_pass_on, problem, size, change, last)
         starts.add(last)
+
+
+# By the state, the key, the value, the query and the factor of a token: what it adds to the state.
+_UPDATES: Mapping[str, Callable[..., Doubles]] = {
+    "k and v are exchanged in the update: a token adds (k - S v) v^T, not k (v - S^T k)^T": (
+        lambda s, k, v, q, c: c * np.outer(k - s @ v, v)
+    ),
+    "what a token removes is read by its query: v - S^T q, not v - S^T k": (
+        lambda s, k, v, q, c: c * np.outer(k, v - q @ s)
+    ),
+    "a token writes to its query: q (v - S^T k)^T, not k (v - S^T k)^T": (
+        lambda s, k, v, q, c: c * np.outer(q, v - k @ s)
+    ),
+    "what a token holds is added, not removed: v + S^T k": (
+        lambda s, k, v, q, c: c * np.outer(k, v + k @ s)
+    ),
+    "what is removed is not multiplied by the factor of the token: beta v - S^T k": (
+        lambda s, k, v, q, c: np.outer(k, c * v - k @ s)
+    ),
+}
+
+
+def _update_otherwise(problem: Problem, update: Callable[..., Doubles], index: Index) -> Doubles:
+    """Compute token by token with another update of the state, after its decay."""
+    x = problem.read(index)
+    state, rows = x["initial_state"], []
+    with np.errstate(all="ignore"):
+        for g, *token, c in zip(*(x[y] for y in ("log_decay", *"kvq", "write")), strict=True):
+            state = np.exp(g)[:, None] * state
+            state = state + update(state, *token, c)
+            rows.append(problem.scale * token[-1] @ state)
+    wrong = state if problem.of == "state" else np.stack(rows)
+    return np.asarray(wrong - give(problem.read, index, problem.scale, problem.of))
 
 
 def _read_late(

@@ -63,7 +63,7 @@ def list_windows(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alter
     which all rows are nearest.
     """
     n, m, _ = problem.shape
-    if problem.packed is not None or min(m - 1, len(x.got)) < 1:
+    if problem.packed is not None or m < 2 or np.ptp(x.rows.queries) == 0:
         return
     some = np.unique(np.linspace(0, len(x.got) - 1, _WINDOW_ROWS).astype(int))
     x, sizes = x.take(some), sizes[some]
@@ -141,6 +141,8 @@ def list_reaches(
 
     All queries do or, if `wrong` is given, those that it says are wrong.
     """
+    if np.ptp(x.rows.queries) == 0:
+        return  # by one query alone, a limit is no other than any keys one after another
     for turn, own, other, free in _list_ends(problem):
         limits = _fit_limits(rate(free, x, turn), x.rows.queries, turn, (own, other))
         shows = [partial(_show_both, show_band(free), y.shows) for y in limits]
@@ -237,7 +239,11 @@ def list_mask_ends(
         if off < _MOST_OFF * sum(x.got.size for x in few):
             text = words.format(_say_ends(by, level, math.prod(problem.lead[:-1])))
             late = [c for c in by.values() if c]
-            if turn > 0 and len(late) > 1 and max(late) < (size := math.gcd(*ends)):
+            if (
+                turn > 0
+                and min(map(len, (ends, late))) > 1
+                and max(late) < (size := math.gcd(*ends))
+            ):
                 text += f": at the next multiple of {size} keys" * (min(late) > 0)
             moved = problem.replaced("mask", partial(_move_end, turn, level, by))
             yield Alternative(text, moved)

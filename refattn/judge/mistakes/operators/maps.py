@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,6 +62,21 @@ def list_maps(most: int) -> Iterator[Map]:
             place = f"(@ % {rows}) * {block // rows} + @ % {block} // {rows}"
             name = f"@ // {block} * {block} + {place}"
             yield Map(name, partial(_permute, order))
+
+
+def list_paddings(most: int) -> Iterator[Map]:
+    """List maps of places in pages, each of which is padded, or is read as if it were."""
+    for size, more in product(_POWERS[2:], _POWERS[1:]):
+        if size >= more and size < most:
+            wide, over = size + more, partial(_number_pages, size, size + more)
+            words = f"(@ // {wide}) + @ % {wide} where @ % {wide} < {size}"
+            yield Map(f"{size} {words}", over)
+            yield Map(f"{wide} (@ // {size}) + @ % {size}", partial(_number_pages, wide, size))
+
+
+def _number_pages(to: int, size: int, x: Places) -> Places:
+    """Number places of pages of a size as those of another; -1 is none."""
+    return np.where(x % size < to, x // size * to + x % size, -1)
 
 
 def _apply(rule: Callable[[Places, int], Places], size: int, x: Places) -> Places:

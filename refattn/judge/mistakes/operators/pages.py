@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ....arrays.library import Doubles
 from ...rounding.problems import Index, Problem
-from ..causes.sampled import Alternative, attend, take_rows
+from ..causes.sampled import Alternative, Place, Seen, attend, show_band, take_rows
 from ..causes.slips import weigh_keys
 from ..causes.wrong_rows import Sampled, row_sizes
 from .strides import TURNED
@@ -19,7 +19,7 @@ from .strides import TURNED
 BlockTable = npt.NDArray[np.int64]
 _MOST_PAGES, _LEFT_BY_BLOCKS = 512, 16.0  # that are fitted; mean square that is left
 _ANCHOR = 1e3  # weight of how many blocks are read, over that of the numbers
-_SIZES_OF_BLOCKS = (8, 16, 32, 64, 128, 256)  # of which a cache may be made
+_SIZES_OF_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of which a cache may be made
 _TABLE_OF = {"kv": "", "v": ", for values only", "k": ", for keys only"}
 _BLOCKS_NAMED = 3  # blocks that are named one by one
 
@@ -76,7 +76,11 @@ def list_blocks_of_cache(
             text = f"blocks of {size} keys are read as blocks of {other_size}: key j is key "
             text += f"j % {other_size} of entry j // {other_size} of the block table"
             text += f", and blocks begin {stride} keys apart" * (stride != size)
-            yield _read_table(problem, text, table, other_size, stride)
+            other_read = _read_table(problem, text, table, other_size, stride)
+            yield other_read
+            if other_size < size:
+                some = partial(_show_entries, problem, packed.keys, (size, other_size))
+                yield other_read._replace(text=f"{text}: of as many entries as before", seen=some)
     for text, turn in TURNED.items() if problem.lead[-1] > 1 else ():
         turned = problem
         for name in "kv":
@@ -94,6 +98,12 @@ def list_blocks_of_cache(
         read[member, : len(found)] = found
     if np.any(read != table):
         yield _read_table(problem, _name_blocks(table, read), read)
+
+
+def _show_entries(problem: Problem, keys: BlockTable, sizes: tuple[int, int], x: Place) -> Seen:
+    """Show as many keys as there are in smaller blocks, one for each of the own."""
+    count = -(-int(keys[x.at[0], 1]) // sizes[0]) * sizes[1]
+    return np.asarray(show_band(problem)(x) & (x.j < count))
 
 
 def _list_read_in_order(

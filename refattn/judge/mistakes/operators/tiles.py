@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,19 +16,17 @@ import numpy.typing as npt
 
 from ....arrays.library import Doubles
 from ....arrays.words import place
-from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
 from ...verification.findings import describe_span
 from ..causes.sampled import Alternative, Result, Rows, attend, take_rows
 from ..causes.slips import (
-    MERGED_PARTS,
     TILE_SIZES,
     attend_by,
     list_parts,
-    merge_parts,
     score_all,
 )
 from ..causes.wrong_rows import Sampled, finite, row_sizes, thin
+from .maps import write_shift
 
 Scored = tuple[Doubles, Doubles]  # scores of some rows, -inf where a key is hidden, and values
 ScoreText = Callable[[Rows], Scored]
@@ -40,35 +38,7 @@ _SEEN_BY_FIT = 30.0  # root of the sum of squares of z by which a tile is known
 _USUAL_OFF, _MOST_OFF = 0.1, 0.45  # how far shares are from 0 or 1: the median, and the most
 _MOST_LEFT = 0.03  # of the square of errors, at most, that a choice leaves
 _PARTS_OF_TILES, _LEFT_BY_PARTS = (2, 4, 8), 4.0  # mean square of z, at most
-_IN_TURN = (2, 4, 8, 3)  # parts
 _SPANS_NAMED = 3  # spans of keys that are named one by one
-
-
-def list_interleaved(problem: Problem) -> Iterator[Alternative]:
-    """List kernels that merge parts in a wrong way, to which blocks of keys go in turn."""
-    m = problem.shape[1]
-    for parts, block in product(_IN_TURN, (1, *TILE_SIZES)):
-        if parts * block >= m:
-            continue
-        of_key = np.arange(m) // block % parts
-        edges = np.searchsorted(np.sort(of_key), np.arange(parts)).tolist()
-        called = "keys" if block == 1 else f"blocks of {block} keys"
-        for words, weigh in MERGED_PARTS.items():
-            merge = partial(
-                _merge_in_turn,
-                order=np.argsort(of_key, kind="stable"),
-                merge=partial(merge_parts, edges=edges, weigh=weigh, is_mean=True),
-            )
-            text = f"{parts} parts of the keys, to which {called} go in turn, are merged {words}"
-            yield Alternative(text, problem, compute=merge)
-
-
-def _merge_in_turn(
-    head: SoftmaxHead, order: Chosen, merge: Callable[[SoftmaxHead], Result]
-) -> Result:
-    every = np.append(order, np.arange(len(order), len(head.k)))
-    of_pairs = {x: y[:, order] for x in ("mask", "bias") if (y := getattr(head, x)) is not None}
-    return merge(head._replace(k=head.k[every], v=head.v[every], **of_pairs))
 
 
 def list_moved_tiles(
@@ -224,6 +194,19 @@ def choose_columns(columns: Doubles, rest: Doubles, but_all: bool = True) -> Cho
     return known[is_chosen] if left @ left < _MOST_LEFT * (rest @ rest) else None
 
 
+def _choose_alone(columns: Doubles) -> Chosen | None:
+    """Choose columns that add up to nothing, beside which all others are too small to be told."""
+    if not np.all(np.isfinite(columns)) or len(columns) > columns.shape[1]:
+        return None
+    sums, sizes, _ = np.linalg.svd(columns, full_matrices=False)
+    if not sizes[-1] ** 2 < _LEFT_BY_PARTS * columns.shape[1]:
+        return None
+    share = sums[:, -1] / sums[np.argmax(np.abs(sums[:, -1])), -1]
+    off = np.abs(share - (share > 0.5))
+    few = np.max(off) < _MOST_OFF and 0 < np.sum(share > 0.5) < len(share)
+    return np.flatnonzero(share > 0.5) if few else None
+
+
 def list_crossed_parts(
     problem: Problem, wrong: Sequence[Sampled], unit: float
 ) -> Iterator[Alternative]:
@@ -296,7 +279,7 @@ def list_scoped(
     right = partial(score_rows, Alternative("", problem))
     texts: list[tuple[str, ScoreText, int]] = [
         (x.text, partial(score_rows, x), next((y for y in TILE_SIZES if m <= y * _SCOPED_TILES), m))
-        for x in alternatives
+        for x in chain(alternatives, _list_shifted(problem))
         if x.compute is attend and x.answer is None and x.move is None
     ]
     for called, edges in list_parts(problem):
@@ -314,16 +297,31 @@ def list_scoped(
                 break
             lse = np.logaddexp.reduce(s, -1)[:, None]
             mine, theirs = (_sum_by(y - lse, z, x.got, size, m) for y, z in ((s, v), (t, u)))
-            scale = unit * row_sizes(x.got)
+            # Roundings of a row count as often as it is in the sum of all weights.
+            scale = unit * row_sizes(x.got) * np.maximum(np.sum(np.exp(t - lse), -1), 1.0)[:, None]
             columns.append(((theirs - mine) / scale).reshape(len(mine), -1)[:-1])
             rest.append(-(np.sum(mine, 0) / scale).ravel())
         else:
-            chosen = choose_columns(np.concatenate(columns, -1), np.concatenate(rest))
+            every = np.concatenate(columns, -1)
+            chosen = choose_columns(every, np.concatenate(rest))
+            chosen = _choose_alone(every) if chosen is None else chosen
             if chosen is not None:
                 keys = np.isin(np.arange(m) // size, chosen)
                 words = f"{text}, but only for {describe_keys(keys)}"
                 answer = partial(_attend_mixed, right, other, keys)
                 yield Alternative(words, problem, answer=answer)
+
+
+def _list_shifted(problem: Problem) -> Iterator[Alternative]:
+    """List causal masks that begin so many keys later or earlier, as those of other tiles do."""
+    n, m, _ = problem.shape
+    right = 0 if problem.causal else problem.window[1]
+    if problem.packed is not None or right is None:
+        return
+    free, shifts = problem._replace(causal=False), (y for x in TILE_SIZES for y in (x - 1, x))
+    for by in (sign * y for y in shifts if y < m for sign in (1, -1)):
+        text = f"query i sees keys up to {write_shift('i', m - n + right + by)}"
+        yield Alternative(text, free._replace(window=(problem.window[0], right + by)))
 
 
 def score_rows(one: Alternative, rows: Rows) -> Scored:
@@ -370,6 +368,10 @@ def describe_keys(keys: npt.NDArray[np.bool_], called: str = "keys") -> str:
     """Name some keys, or queries, by spans of them, of many the first."""
     edges = np.flatnonzero(np.diff(np.pad(keys.astype(int), 1)))
     spans = [describe_span(np.arange(*x)) for x in zip(edges[::2], edges[1::2], strict=True)]
+    for period in (x for x in TILE_SIZES if len(spans) > 1 and 2 * x <= len(keys)):
+        if np.array_equal(keys, np.resize(keys[:period], len(keys))):
+            spans = [f"{describe_span(np.flatnonzero(keys[:period]))} of each {period}"]
+            break
     more = f" and {len(spans) - _SPANS_NAMED} more spans" if len(spans) > _SPANS_NAMED else ""
     name = called if np.sum(keys) > 1 else {"keys": "key", "queries": "query"}[called]
     return f"{name} {', '.join(spans[:_SPANS_NAMED])}{more}"

@@ -7,7 +7,6 @@ import re
 import sys
 from dataclasses import replace
 from html import unescape
-from xml.etree import ElementTree
 
 import pytest
 
@@ -36,16 +35,6 @@ def result(status=PASS, severity="", check="large_logits"):
 def page(found):
     pytest.importorskip("jinja2")
     return Page(found.to_html())
-
-
-def properties(found):
-    root = ElementTree.fromstring(found.to_junit())
-    assert root[0].tag == "properties"  # readers want them first
-    return {x.get("name"): x.get("value") for x in root[0]}
-
-
-def failures(found):
-    return ElementTree.fromstring(found.to_junit()).findall("testcase/failure")
 
 
 def test_reprs_are_short_and_numbers_are_there_or_not():
@@ -78,7 +67,7 @@ def test_the_conclusion_says_the_verdict(results, verdict, text):
     said = found.conclusion
     assert found.verdict == verdict
     assert said.startswith(text)
-    assert json.loads(found.to_json())["conclusion"] == properties(found)["conclusion"] == said
+    assert json.loads(found.to_json())["conclusion"] == said
     assert (f"\n  {said}\n" in f"{found}\n") == (verdict != PASS and bool(said))
 
 
@@ -92,11 +81,6 @@ def test_severities_are_in_every_format():
     assert (content["verdict"], content["seed"]) == ("FAIL", 7)
     assert content["severities"] == found.severities == counts
     assert [r["severity"] for r in content["results"]] == ["", "range", "formula", "range", "law"]
-    said = {"verdict": "FAIL", "conclusion": words}
-    assert properties(found) == said | {f"severity.{x}": str(n) for x, n in counts.items()}
-    assert [x.get("type") for x in failures(found)] == ["range", "formula", "range"]
-    root = ElementTree.fromstring(found.to_junit())
-    assert (root.get("failures"), len(root.findall("testcase"))) == ("3", 5)
     text = page(found).read("article")
     assert words in text
     assert "formula 1 wrong at ordinary inputs range 2 wrong at extreme inputs only" in text
@@ -105,13 +89,11 @@ def test_severities_are_in_every_format():
 
 def test_failures_at_extreme_inputs_only_have_words_of_their_own():
     def says(found):
-        texts = page(found).read("article").lower(), str(found), found.conclusion, properties(found)
-        return {"right at all ordinary inputs that were tried" in str(x) for x in texts}
+        texts = page(found).read("article").lower(), str(found), found.conclusion
+        return {"right at all ordinary inputs that were tried" in x for x in texts}
 
     only = report(result(), result(FAIL, "range"))
     assert says(only) == {True}
-    (failure,) = failures(only)
-    assert failure.get("message") == "wrong at extreme inputs only: expected 1.5; got 2.5"
     for status in (FAIL, EXPECTED):
         assert says(report(result(FAIL, "range"), result(status, "formula"))) == {False}
 
@@ -133,12 +115,10 @@ def test_limits_are_in_every_format():
     text = str(found).split("limits of the verdict:\n")[1]
     assert text.startswith("  head_sizes  only d of 64, 128 were tried\n  dtype       <script>")
     assert json.loads(found.to_json())["limits"]["head_sizes"] == limits["head_sizes"]
-    assert properties(found)["limit.head_sizes"] == limits["head_sizes"]
     shown = page(found).read("article")
     assert f"Limits of the verdict head_sizes {limits['head_sizes']} dtype {SHOWN} only" in shown
     assert "limits of the verdict" not in f"{free} {page(free).read('article')}".lower()
     assert json.loads(free.to_json())["limits"] == {}
-    assert not any("limit" in str(name) for name in properties(free))
 
 
 # The page

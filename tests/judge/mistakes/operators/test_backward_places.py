@@ -60,7 +60,7 @@ CASES = {
         lambda: backward(Q, K, V, G, CAUSAL, seen_back=ROW // 16 * 16 + 15 >= J) | {"causal": True},
         "in the backward pass queries of a block of 16 see all keys of the block"),
     "D of some keys": (lambda: of_tiles(0.0, (J // 16) % 2 == 1),
-        "D = d_out . out is left out, but only for keys 16 to 31, 48 to 63"),
+        "D = d_out . out is left out, but only for keys 16 to 31 of each 32"),
     "D of some queries": (lambda: of_tiles(0.0, ROW // 16 == 1), "D = d_out . out is left out"),
     "slope of the cap": (lambda: capped(lambda x: 1.0),
         "the derivative of the soft cap is left out"),

@@ -453,7 +453,8 @@ CASES = {
         "key 95 counts in the sum of the weights only"),
     "a key": (lambda: seen(CAUSAL & (J != 50)), "key 50 is left out"),
     "in turn": (lambda: in_turn(4),
-        "4 parts of the keys, to which keys go in turn, are merged with weights e^lse, where lse"),
+        "4 parts of the keys, to which keys go in turn, are merged with an lse in which the whole "
+        "counts 1.44 times (log2(e))"),
     "in 8 bits": (in_8_bits, "weights are rounded to float8_e4m3fn (tiles of 32 keys) but not in"),
     "means of queries": (lambda: smoothed(32),
         "the mean of queries in tiles of 32 is that of the first tile"),

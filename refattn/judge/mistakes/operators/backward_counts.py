@@ -1,0 +1,156 @@
+"""Backward passes whose sums count wrongly: columns of values, or chunks of keys; told by dq."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from ....arrays.library import Doubles
+from ...rounding.saved import BackwardHead
+from ...verification.findings import name_span
+from ..causes.backward import Backward, Candidate, HeadPass, Kept
+from ..causes.sampled import Alternative, Place, Seen
+from ..causes.slips import PARTS
+from ..causes.wrong_rows import Sampled, row_sizes, thin
+from .backward_places import GROUPED_PAIRS, OFF_COUNTS
+from .tiles import describe_keys
+
+_ROWS, _HEADS, _MOST_GROUPS = 8, 4, 16  # by which counts are known; groups of columns
+_LEFT_BY_COUNTS = 9.0  # mean square of z, at most
+_FEWEST_KEYS, _CHUNKS_NAMED = 4, 2  # of a chunk; chunks of queries that are named
+_TOLD = 30.0  # root of the sum of squares of z by which a count is known
+
+HowOften = npt.NDArray[np.int64]
+
+
+def _take_few(back: Backward, of: str) -> list[Sampled]:
+    wrong = thin(back.list_wrong(of), _HEADS)
+    return [x.take(thin(np.arange(len(x.got)), _ROWS)) for x in wrong]
+
+
+def _fit_counts(terms: Doubles, got: Doubles, usual: Seen) -> HowOften | None:
+    """Fit how often terms, (numbers, terms), count; those that do not matter count as usual."""
+    if not len(got):
+        return usual.astype(int)
+    known = np.sqrt(np.sum(terms * terms, 0)) > _TOLD
+    if not (np.all(np.isfinite(terms)) and np.all(np.isfinite(got))) or len(got) < 2 * np.sum(
+        known
+    ):
+        return None
+    rest = got - terms[:, ~known] @ usual[~known]
+    fitted, counts = np.linalg.lstsq(terms[:, known], rest, rcond=None)[0], usual.astype(int)
+    counts[known] = np.rint(fitted)
+    left = got - terms @ counts
+    whole = np.max(np.abs(fitted - counts[known]), initial=0.0) < OFF_COUNTS
+    near = np.mean(left * left) < _LEFT_BY_COUNTS
+    return counts if whole and near and np.all(counts >= 0) else None
+
+
+def list_columns_counted(back: Backward) -> Iterator[Candidate]:
+    """List passes in which columns count otherwise in d_out . v, or in D = d_out . out."""
+    of, d_v = "dq" if "dq" in back.failed else "dk", back.first.forward.shape[2]
+    some = _take_few(back, of) if of in back.failed else []
+    if not some:
+        return
+    group = np.arange(d_v) // -(-d_v // _MOST_GROUPS)
+    each, none = [1.0 * (group == x) for x in range(group[-1] + 1)], np.zeros(d_v)
+    ways = [(x, none) for x in each] + [(none, x) for x in each]
+    columns, rest = [], []
+    for x in some:
+        size = back.samples[of].unit * row_sizes(x.got)
+        ones = (Candidate("", change=partial(_weigh_columns, *y)) for y in ways)
+        sums = (back.predict(y, of, x.rows.at, x.rows.queries) for y in ones)
+        columns.append(np.stack([(y / size).ravel() for y in sums], -1))
+        rest.append((x.got / size).ravel())
+    counts = _fit_counts(np.concatenate(columns), np.concatenate(rest), np.ones(len(ways), bool))
+    if counts is None or np.all(counts == 1) or not counts.any():
+        return
+    words, both = [], np.split(counts, 2)
+    for count, name in zip(both, ("d_out . v", "D = d_out . out"), strict=True):
+        for c in np.unique(count[count != 1]).tolist():
+            often = _COLUMNS_COUNT.get(c, f"count {c} times")
+            some_of = name_span("columns", np.flatnonzero((count == c)[group]))
+            words.append(f"{'all columns' if np.all(count == c) else some_of} {often} in {name}")
+    of_v, of_d = (x[group].astype(float) for x in both)
+    change = partial(_weigh_columns, of_v, of_d)
+    yield Candidate(f"in the backward pass {' and '.join(words)}", change=change)
+
+
+_COLUMNS_COUNT = {0: "are left out", 2: "count twice"}
+
+
+def _weigh_columns(of_values: Doubles, of_delta: Doubles, x: BackwardHead, y: Kept) -> HeadPass:
+    assert x.out is not None
+    delta = np.sum(of_delta * x.d_out * x.out, -1)
+    return x._replace(head=x.head._replace(v=of_values * x.head.v)), y._replace(delta=delta)
+
+
+def list_chunks_seen(back: Backward) -> Iterator[Candidate]:
+    """List passes in which chunks of queries see other chunks of keys, or a triangle of these.
+
+    So it is where chunks go round a ring, and each pair is masked as if it were on the diagonal.
+    """
+    forward = back.first.forward
+    n, m, _ = forward.shape
+    wrong = back.list_wrong("dq") if "dq" in back.failed else []
+    if not wrong or n * m > GROUPED_PAIRS or n != m or forward.packed is not None:
+        return
+    free = len(back.forward)
+    back.forward.append(Alternative("", forward._replace(causal=False, window=(None, None))))
+    terms = [
+        next(iter(back.list_factors(Candidate("", free), "dq", x.rows.at, x.rows.queries)))
+        for x in thin(wrong, _HEADS)
+    ]
+    for size in dict.fromkeys(-(-m // x) for x in PARTS if m // x >= _FEWEST_KEYS):
+        parts, j = -(-m // size), np.arange(m)
+        shown = np.zeros((parts, 2 * parts), int)
+        for r in range(parts):
+            columns, rest = [], []
+            for x, (weights, rows) in zip(wrong, terms, strict=False):
+                at = thin(np.flatnonzero(x.rows.queries // size == r), _ROWS)
+                size_of = back.samples["dq"].unit * row_sizes(x.got[at])
+                late = j % size > x.rows.queries[at, None] % size
+                sums = [
+                    (weights[at] * (y & (j // size == c))) @ rows / size_of
+                    for y, c in product((~late, late), range(parts))
+                ]
+                columns.append(np.stack(sums, -1).reshape(-1, 2 * parts))
+                rest.append((x.got[at] / size_of).ravel())
+            usual = np.append(np.arange(parts) <= r, np.arange(parts) < r) | (not forward.causal)
+            counts = _fit_counts(np.concatenate(columns), np.concatenate(rest), usual)
+            if counts is None or np.max(counts) > 1:
+                break
+            shown[r] = counts
+        else:
+            seen = partial(_show_chunks, shown, size)
+            back.forward.append(Alternative("", forward, seen))
+            text = f"in the backward pass {_describe_chunks(shown, size)} (lse and out are right)"
+            yield Candidate(text, len(back.forward) - 1)
+            return
+
+
+def _show_chunks(shown: HowOften, size: int, x: Place) -> Seen:
+    late = x.j % size > x.i % size
+    return shown[x.i // size, x.j // size + late * len(shown)] > 0
+
+
+def _describe_chunks(shown: HowOften, size: int) -> str:
+    """Say which chunks of keys chunks of queries see, and up to their own place in which."""
+    words = []
+    for r, (early, late) in enumerate(shown.reshape(len(shown), 2, -1)):
+        whole, half = (early & late).astype(bool), (early & ~late).astype(bool)
+        if np.array_equal(whole, np.arange(len(whole)) < r) and list(np.flatnonzero(half)) == [r]:
+            continue  # as it should be
+        said = [
+            describe_keys(np.repeat(x, size)) + more
+            for x, more in ((whole, ""), (half, ", of each chunk up to their own place in it"))
+            if x.any()
+        ]
+        queries = name_span("queries", np.arange(r * size, (r + 1) * size))
+        words.append(f"{queries} see {' and '.join(said) or 'no keys'}")
+    more = f" and so on ({len(words) - _CHUNKS_NAMED} more)" * (len(words) > _CHUNKS_NAMED)
+    return f"chunks of {size} see others: {'; '.join(words[:_CHUNKS_NAMED])}{more}"
