@@ -48,7 +48,7 @@ from .places import (
     remark_zeros,
 )
 from .sampled import Alternative
-from .search import Task, leave_roundings, search_causes, search_without_zeros
+from .search import SearchTask, leave_roundings, search_causes, search_without_zeros
 from .states import explain_states
 from .suspects import as_suspect, say_what_is_left
 from .trials import ERRORS, say_of_weights
@@ -152,7 +152,7 @@ def explain(
         found = list(_explain_features(problem, numbers, profiles, verdict))
         if scored := as_scores(problem, by.roundings(verdict.dtype)):
             more, sample = search_causes(
-                Task(
+                SearchTask(
                     scored,
                     numbers,
                     profiles,
@@ -238,11 +238,11 @@ def _search_scores(
         by = profiles.get(verdict.by, next(iter(profiles.values())))
         profiles = {verdict.by: by, **profiles}
     about = problem, numbers, profiles, verdict.dtype, failed, where, fits
-    task = Task(*about, mistakes, rows, known, strange_alone)
+    task = SearchTask(*about, mistakes, rows, known, strange_alone)
     found, sample = search_causes(task)
     if sample.apart and not any(x.name == _CAUSE for x in found):
         # Numbers that are wrong were searched first; those that are NaN may have another cause.
-        alone = search_causes(Task(*about, strange_alone=True))
+        alone = search_causes(SearchTask(*about, strange_alone=True))
         found, sample = alone if alone[0] else ([], sample)
     if failed != "lse" and not any(x.name == _CAUSE for x in found):
         found = search_without_zeros(task, sample) or found

@@ -54,7 +54,7 @@ _FEWEST_LSE = 4  # log normalisers: fewer are near to those of some row by chanc
 _KEPT = 2**22  # numbers of heads that were read, and are kept
 
 
-class Task(NamedTuple):
+class SearchTask(NamedTuple):
     """What is searched: causes of a wrong output, of its log normalisers, or of both."""
 
     problem: Problem
@@ -71,7 +71,7 @@ class Task(NamedTuple):
     posed: Problem | None = None  # which texts compute, if it was another one
 
 
-def search_causes(task: Task) -> tuple[list[Suspect], Sample]:
+def search_causes(task: SearchTask) -> tuple[list[Suspect], Sample]:
     """Return alternatives that explain an output and its log normalisers, and the sample.
 
     Lists of what is fitted to rows are not tried if one of the fits leaves roundings alone.
@@ -249,7 +249,7 @@ def find_left(
     return left, count
 
 
-def search_without_zeros(task: Task, sample: Sample) -> list[Suspect]:
+def search_without_zeros(task: SearchTask, sample: Sample) -> list[Suspect]:
     """Search causes in wrong columns alone, or wrong rows, if some of these are 0."""
     for part, words in (*_leave_columns(task, sample), *_leave_rows(task, sample)):
         found, _ = search_causes(part._replace(mistakes=(), rows=(), known="", strange_alone=False))
@@ -259,7 +259,7 @@ def search_without_zeros(task: Task, sample: Sample) -> list[Suspect]:
     return []
 
 
-def _leave_columns(task: Task, sample: Sample) -> Iterator[tuple[Task, str]]:
+def _leave_columns(task: SearchTask, sample: Sample) -> Iterator[tuple[SearchTask, str]]:
     """Take the wrong columns that are not 0."""
     problem, numbers, where = task.problem, task.numbers, task.where
     got = [x.got[x.wrong] for x in sample.heads]
@@ -282,7 +282,7 @@ def _leave_columns(task: Task, sample: Sample) -> Iterator[tuple[Task, str]]:
     yield task._replace(problem=alone, numbers=of_kept, where=where), there
 
 
-def _leave_rows(task: Task, sample: Sample) -> Iterator[tuple[Task, str]]:
+def _leave_rows(task: SearchTask, sample: Sample) -> Iterator[tuple[SearchTask, str]]:
     """Take the wrong rows that are not 0: rows of NaN are left out if others are wrong."""
     problem, numbers = task.problem, task.numbers
     outs = (numbers.out(x) for x in np.ndindex(problem.lead))

@@ -160,7 +160,7 @@ def attend(s, v, size, turn):
         before, top, seen = old, new, seen + (own > -np.inf)
     return out / some(total), np.log(total) + some(top, 0), top
 """
-_SUM, _OUT, _END = "shrink * total", "shrink * out", "out / some(total)"
+_SUM, _OUT, _QUOTIENT = "shrink * total", "shrink * out", "out / some(total)"
 _NEW, _ADDED, _FACTOR = "np.maximum(top, own)", "shrink * out + w @ v[j]", "exp(old - new)"
 _BEFORE, _LAST = "one tile before the old one", ", the last first"
 _RUNNING = {  # what is rescaled in a wrong way
@@ -173,9 +173,9 @@ _RESCALED = {  # by what it is multiplied
     "divided, not multiplied, by e^(old - new maximum)": "1 / some(shrink)",
     f"rescaled from the maximum {_BEFORE}": "exp(before - new)",
 }
-_AGAIN = "(seen == 1) & (own > -np.inf)"
+_RESTARTED = "(seen == 1) & (own > -np.inf)"
 _KEPT = "np.where(np.maximum(top, own) > top + {bits} * math.log(2), np.maximum(top, own), top)"
-_CUT = "shrink * out + np.minimum(exp(s[:, j] - {}), 1.75) * exp({} - new) @ v[j]"
+_CLIPPED = "shrink * out + np.minimum(exp(s[:, j] - {}), 1.75) * exp({} - new) @ v[j]"
 Edits = tuple[tuple[str, str], ...]
 
 
@@ -190,9 +190,9 @@ def _list_edits(keys: int) -> Mapping[str, Edits]:
     }
     restart = "the running maximum and sum restart in the second tile, the output does not"
     again = (
-        (_NEW, f"np.where({_AGAIN}, own, {_NEW})"),
-        (_SUM, f"np.where({_AGAIN}, 0, {_SUM})"),
-        (_OUT, f"np.where({_AGAIN}, 1, shrink) * out"),
+        (_NEW, f"np.where({_RESTARTED}, own, {_NEW})"),
+        (_SUM, f"np.where({_RESTARTED}, 0, {_SUM})"),
+        (_OUT, f"np.where({_RESTARTED}, 1, shrink) * out"),
     )
     found |= {f"{restart} (tiles of {{}} keys{x})": again for x in ("", _LAST)}
     late = f"np.isfinite(s[:, j.stop : {keys}]).any(-1, keepdims=True)"
@@ -202,21 +202,27 @@ def _list_edits(keys: int) -> Mapping[str, Edits]:
     )
     text = "the output is divided by the running sum after each tile of {} keys"
     divided = (_ADDED, f"({_ADDED}) / some(total)")
-    found |= {text: (divided, (_END, "out")), f"{text}, and at the end": (divided,)}
+    found |= {text: (divided, (_QUOTIENT, "out")), f"{text}, and at the end": (divided,)}
     text = "weights of each tile of {} keys are divided by the running sum up to it"
-    found[f"{text}, not by that of all"] = ((_ADDED, "out + w / some(total) @ v[j]"), (_END, "out"))
+    found[f"{text}, not by that of all"] = (
+        (_ADDED, "out + w / some(total) @ v[j]"),
+        (_QUOTIENT, "out"),
+    )
     # 448 is the largest number of float8_e4m3fn: weights that are stored times 2^8 leave its
     # range above 448 / 2^8.
     cut, first = "are clipped at 448 / 2^8", "np.where(np.isfinite(old), old, new)"
     text = f"weights relative to the maximum of earlier tiles ({{}} keys) {cut}"
-    found[text] = ((_ADDED, _CUT.format(first, first)),)
+    found[text] = ((_ADDED, _CLIPPED.format(first, first)),)
     for bits in _LAGS:
         old, kept = (
             f"the old maximum is kept if it grows by {bits} bits or less ({{}} keys), ",
             _KEPT,
         )
         lag = (_NEW, kept.format(bits=bits))
-        found[f"{old}and weights relative to it {cut}"] = lag, (_ADDED, _CUT.format("new", "new"))
+        found[f"{old}and weights relative to it {cut}"] = (
+            lag,
+            (_ADDED, _CLIPPED.format("new", "new")),
+        )
         found[f"{old}but weights are relative to the new one"] = (
             lag,
             ("base, shrink = new", ("base, shrink = np.maximum(top, own)")),
