@@ -2,16 +2,15 @@
 
 `write` puts one file an estimator into a directory, and four more of exact attention: its options,
 edges of tiles, inputs on which float64 loses digits, and the conventions in which libraries differ.
-`load` reads them back and `lint` says what is wrong with them. A
-case is named after the mistakes that it catches (its flags).
+`load` reads them back, and `lint` says where they are not what a new evaluation gives. A case is
+named after the mistakes that it catches (its flags).
 
 Inputs come from a raw PCG64 stream, seeded with the CRC-32 of their name and rounded to few bits,
 or are small integers. Outputs come from `judge.conformance.truth.digits` with 50 and with 80
 digits, which must agree; where a case has a cotangent `d_out`, so do gradients, of the same
 formulas by the rules of calculus. Nothing depends on the time or the machine: two runs give
-identical bytes. A manifest has the checksum of every file and the names of its cases; the list
-ids.json of the package says what each name means, for good. The layout of the files follows that of
-Project Wycheproof.
+identical bytes. A manifest has the checksum of every file and the names of its cases. A name means
+the same case for good. The layout of the files follows that of Project Wycheproof.
 """
 
 from __future__ import annotations

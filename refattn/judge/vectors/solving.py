@@ -148,37 +148,39 @@ def prepare(
 
 def documents(estimator: str | None = None) -> dict[str, Any]:
     """Return the content of every file by its name."""
+    chosen = recipes_of(estimator)
+    names = sorted({recipe.file for recipe in chosen})
+    return {name: document([recipe for recipe in chosen if recipe.file == name]) for name in names}
+
+
+def document(recipes: Sequence[Recipe]) -> dict[str, Any]:
+    """Return the content of a file with these cases of one estimator."""
     from ... import __version__
 
-    documents = {}
-    chosen = recipes_of(estimator)
-    for file in sorted({recipe.file for recipe in chosen}):
-        recipes = [recipe for recipe in chosen if recipe.file == file]
-        used = sorted({flag for recipe in recipes for flag in recipe.flags})
-        groups: dict[str, Any] = {}
-        for recipe in recipes:
-            group = groups.setdefault(recipe.group, _group(recipe))
-            group["tests"].append(_once(recipe))
-        estimator = recipes[0].estimator
-        documents[file] = {
-            "estimator": estimator,
-            "generator": "refattn.judge.vectors",
-            "header": [
-                f"Golden vectors for the estimator {estimator}.",
-                "Inputs are exact; |output - expected| <= tolerance * size must hold.",
-            ],
-            "notes": {
-                flag: dict(zip(("bugType", "description", "effect"), FLAGS[flag], strict=True))
-                for flag in used
-            },
-            "numberOfTests": len(recipes),
-            "package": "refattn",
-            "packageVersion": __version__,
-            "schema": SCHEMA.name,
-            "schemaVersion": VERSION,
-            "testGroups": [groups[kind] for kind in sorted(groups)],
-        }
-    return documents
+    used = sorted({flag for recipe in recipes for flag in recipe.flags})
+    groups: dict[str, Any] = {}
+    for recipe in recipes:
+        group = groups.setdefault(recipe.group, _group(recipe))
+        group["tests"].append(_once(recipe))
+    estimator = recipes[0].estimator
+    return {
+        "estimator": estimator,
+        "generator": "refattn.judge.vectors",
+        "header": [
+            f"Golden vectors for the estimator {estimator}.",
+            "Inputs are exact; |output - expected| <= tolerance * size must hold.",
+        ],
+        "notes": {
+            flag: dict(zip(("bugType", "description", "effect"), FLAGS[flag], strict=True))
+            for flag in used
+        },
+        "numberOfTests": len(recipes),
+        "package": "refattn",
+        "packageVersion": __version__,
+        "schema": SCHEMA.name,
+        "schemaVersion": VERSION,
+        "testGroups": [groups[kind] for kind in sorted(groups)],
+    }
 
 
 def _group(recipe: Recipe) -> dict[str, Any]:

@@ -67,9 +67,8 @@ def write(
     check_format(format)
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
-    encode = {"json": to_json, "npz": _to_npz, "safetensors": _to_safetensors}[format]
     written = documents(estimator)
-    content = {f"{name}.{format}": encode(doc) for name, doc in written.items()}
+    content = {f"{name}.{format}": encoded(format, doc) for name, doc in written.items()}
     beside = {estimator_of(path.stem) for _, path in files_in(folder)}
     readme = _readme(beside | {document["estimator"] for document in written.values()})
     text = json.dumps(schema(), sort_keys=True, indent=2) + "\n"
@@ -88,6 +87,12 @@ def write(
         draft.write_bytes(content[path.name])
         os.replace(draft, path)
     return paths
+
+
+def encoded(format: str, document: dict[str, Any]) -> bytes:
+    """Return the file of a document."""
+    encode = {"json": to_json, "npz": _to_npz, "safetensors": _to_safetensors}[format]
+    return encode(document)
 
 
 def manifest_name(format: str) -> str:

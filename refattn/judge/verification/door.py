@@ -392,7 +392,7 @@ def verify(
     names = name_profiles(profile, kind, inputs.types, storage, scaled, parts)
     asked = (storage, names, alpha, everything, hardware, explain, accumulate is not None, rows)
     settled = settle(parts, empty_rows)
-    verdict = judge_norms(settled, (normalise, norm_eps), lambda x: judge_all(x, *asked))
+    verdict: Verdict = judge_norms(settled, (normalise, norm_eps), lambda x: judge_all(x, *asked))
     if "d_out" in got and not gradients:
         verdict = verdict.with_remark(UNUSED_D_OUT)
 
@@ -411,6 +411,8 @@ def verify(
             layout=other, mask=None if sequences else mask, **offsets,
         )  # fmt: skip
 
+    if not explain:  # nor in another layout, from which this one would be the other
+        return verdict
     return try_other_layout(problem, verdict, declared_layout, judge_in, "layout={!r}")
 
 

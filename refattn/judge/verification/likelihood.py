@@ -61,6 +61,7 @@ _FLOOR = 1e-9  # of variances of directions, that is added to them
 _MUCH_LARGER = 2.0**16  # times, of which roundings are below the floor
 _ALONG = 16  # of a row, along which errors are compared
 _TRIED_SHARES = 0.7, 0.5, 0.35, 0.25, 0.12, 0.06, 0.03, 0.01, 0.0  # of weights, that are tried
+_VANISHES = 1e-6  # of the standard deviation, below which a gradient is 0, and tells no profile
 _HARDLY = 2.0**-10  # of a row: keys of such weights in all may be moved
 _CHANCE = 1e-2  # of a right profile to be taken for one that does not explain them
 
@@ -285,6 +286,11 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
             shares *= 0.0
         elif joint and roundings.knows_digits(True):
             least = _find_known_factors(_mean(near), seen)
+        units = weights[problem.number(index), i]
+        if joint and not problem.is_mean:
+            # Where terms cancel, as if all values are the same, roundings may cancel as well.
+            nothing = np.max(np.abs(rows.out), -1) < _VANISHES * np.max(rows.std, -1)
+            units = np.where(nothing, 0.0, units)
         still: tuple[Any, ...] = square, logs, least
         if joint:
             along, apart = directions(index), bool(np.any(shares < 1))
@@ -329,7 +335,7 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
             best,
             square,
             logs,
-            weights[problem.number(index), i],
+            units,
             least,
             most,
             *still,

@@ -48,13 +48,13 @@ def split_product(x, y):
     return single(single(x1 @ y2 + x2 @ y1) + x1 @ y1)
 
 
-def flash(case, dtype, unit, *, tile=64, running=True, out=None, weights=None):
-    """Tiles of keys over the running maximum, or the true one; the normaliser is in float32.
+def flash(case, dtype, unit, *, tile=64, out=None, weights=None):
+    """Tiles of keys over the running maximum; the normaliser is in float32.
 
     Without a unit sums are exact.
     """
     to, s = FORMATS[weights or dtype], scores32(case)
-    top = np.full((len(s), 1), -np.inf, f32) if running else np.max(s, -1, keepdims=True)
+    top = np.full((len(s), 1), -np.inf, f32)
     total, found = np.zeros_like(top), np.zeros((len(s), case.v.shape[1]))
     far, terms = np.zeros_like(found), 0  # sums in float32 of a unit that starts afresh
     for j in range(0, s.shape[1], tile):

@@ -11,13 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refattn.judge.rounding import problems
+from refattn.judge.rounding import PROFILES, problems
 from refattn.judge.rounding.formats import FORMATS, Format
+from refattn.judge.rounding.profiles import EVERY_PROFILE
 from refattn.naive import visible
 
 LOG2E = math.log2(math.e)
 Array = np.ndarray
 f32 = np.float32
+BF16 = FORMATS["bfloat16"].round
 ALARM = 1e-9  # probability that a correct law fails one of the tests of laws, each
 EXACT = {"accumulate": "float64", "softmax": "float64", "exp": 0.0, "out": None}  # of a profile
 SINKS = np.array([-3.0, 1.5, 3.25, 5.0])  # below, among and above the scores
@@ -239,11 +241,13 @@ def flash(
     out=None,
     sink_first=True,
     lag=-1.0,
+    sums="float32",
 ):
     """Tiles of keys with a running maximum; weights are rounded, their sum is of those before.
 
     The maximum may start from the sink, or the sink may be added to the sum at the end. It may stay
-    as it is where a tile has scores that are larger by so many powers of 2 at most.
+    as it is where a tile has scores that are larger by so many powers of 2 at most. Running sums
+    may be rounded after each tile.
     """
     to = FORMATS[weights or dtype]
     s, v = scores32(case), case.v.astype(f32)
@@ -270,7 +274,7 @@ def flash(
             shrink = np.where(np.isfinite(top), f32(1), f32(0))
         narrow = to.round(w).astype(f32)
         total = total * shrink + (narrow if rounded_normaliser else w).sum(-1, keepdims=True)
-        found = found * shrink + narrow @ v[j : j + tile]
+        found = FORMATS[sums].round(found * shrink + narrow @ v[j : j + tile]).astype(f32)
         top = new
     if sink.size and not sink_first:
         total = total + np.exp(sink - np.where(np.isfinite(top), top, sink))
@@ -321,15 +325,13 @@ def quantised(to, *arrays):
 
 E4M3 = "float8_e4m3fn"
 CUT = "tfloat32-truncated"
-INPUTS = {"tf32": "tfloat32", "tf32-eager": "tfloat32", "fp8": E4M3, "fp8-eager": E4M3}
-INPUTS |= dict.fromkeys(("tf32-scaled", "tf32-scaled-eager", "tf32-roots-eager"), "tfloat32")
-INPUTS |= {"tf32-truncated": CUT, "tf32-truncated-eager": CUT}
+INPUTS = {x: y.inputs for x, y in PROFILES.items() if y.inputs not in (None, "storage")}
 
 
 def read_as(name, q, k, *others, scale=None):
     """Queries, keys and others in the type of a profile; the scale that is left, and its parts."""
     factor = q.shape[-1] ** -0.5 if scale is None else scale
-    a, b = (0.5, 0.5) if "roots" in name else (1.0, 0.0) if "scaled" in name else (0.0, 0.0)
+    a, b = PROFILES[name].scale_first
     if a:
         q, k = ((factor**x * y.astype(f32)).astype(np.float64) for x, y in ((a, q), (b, k)))
     read = quantised(FORMATS[INPUTS[name]], q, k, *others)
@@ -436,45 +438,11 @@ def gradient(of, q, k, v, g, dtype="float64", **options):
 # --- backward passes ------------------------------------------------------------------------------
 
 
-class Back(NamedTuple):
-    """What a backward pass rounds: the names of `Profile`."""
-
-    weights: bool = False
-    d_weights: bool = False
-    d_scores: bool = False
-    kept: bool = False  # weights and scores of the forward pass, as they were rounded
-    narrow: bool = False  # every step of the softmax, too
-    delta: str = "weights"
-    parts: tuple[int, int] | None = None
-    types: tuple[str | None, str | None] = (None, None)  # of weights and of d_scores
-    half: bool = False  # sums of float16, term by term
-    again: bool = False  # weights that were computed again, before they are multiplied
-    scaled: bool = False  # derivatives to scores times the scale
-
-
-FUSED, TF = Back(weights=True, d_scores=True, delta="out"), ("tfloat32", "tfloat32")
-BACKWARD = {
-    **dict.fromkeys(("math", "math-maximum", "serial"), Back()),  # the second by `differentiated`
-    "recomputed": Back(delta="out"),
-    **dict.fromkeys(("flash", "flash-fast", "flash-lazy"), FUSED),
-    **{f"flash-{x}": FUSED._replace(parts=(x, 512)) for x in (32, 64, 256)},
-    "flash-scaled": FUSED._replace(scaled=True),
-    "flash-again": FUSED._replace(scaled=True, again=True),
-    "flash-unrounded": FUSED._replace(delta="unrounded"),
-    "flash-maximum": Back(weights=True, d_weights=True, delta="unrounded"),
-    "upcast": Back(weights=True, d_weights=True),
-    "eager": Back(weights=True, d_weights=True, d_scores=True, kept=True),
-    "eager-narrow": Back(weights=True, d_weights=True, d_scores=True, kept=True, narrow=True),
-    **dict.fromkeys(("tf32", "tf32-scaled"), FUSED._replace(types=TF)),
-    **{f"tf32{x}-eager": Back(True, False, True, types=TF) for x in ("", "-scaled", "-roots")},
-    "tf32-truncated": FUSED._replace(types=(CUT, CUT)),
-    "tf32-truncated-eager": Back(True, False, True, types=(CUT, CUT)),
-    "fp8-weights": FUSED._replace(types=(E4M3, None)),
-    "fp8-weights-eager": Back(True, False, True, types=(E4M3, None)),
-    "fp8": FUSED._replace(types=(E4M3, "float8_e5m2")),
-    "fp8-eager": Back(True, False, True, types=(E4M3, "float8_e5m2")),
-    **dict.fromkeys(("half-sums", "half-sums-eager"), Back(True, True, True, kept=True, half=True)),
-}
+# Each rounds what its profile says.
+BACKWARD = tuple(
+    x for x, y in PROFILES.items()
+    if y.accumulate != "float64" and y.inputs != "storage" and not y.by_head
+)  # fmt: skip
 
 
 class Wrong(NamedTuple):
@@ -501,14 +469,17 @@ RIGHT = Wrong()
 
 def backward(name, case, d_out, dtype, wrong=RIGHT, of_products=None, of_keys=True):
     """Output and gradients in float32, with the roundings of a profile."""
-    back, to = BACKWARD[name], FORMATS[dtype]
-    of_weights, of_scores = (FORMATS[x or dtype] for x in back.types)
+    back, to = EVERY_PROFILE[name], FORMATS[dtype]
+    types = (dtype if x in (None, "storage") else x for x in (back.weights, back.d_scores))
+    of_weights, of_scores = (FORMATS[x] for x in types)
+    stepwise = back.scores is not None  # weights and scores of the forward pass, as they were
+    every_step = back.softmax != "float32"
 
     def narrow(x, really=True, to=to):
         return to.round(x).astype(f32) if really else x.astype(f32)
 
     def matrix(x, y):
-        if back.half:
+        if back.accumulate == "float16":
             return running(x[:, None] * y.T, FORMATS["float16"].round).astype(f32)
         if name == "serial":
             return running(x[:, None] * y.T, lambda x: x.astype(f32))
@@ -520,14 +491,14 @@ def backward(name, case, d_out, dtype, wrong=RIGHT, of_products=None, of_keys=Tr
     if wrong.shift:
         ahead = np.arange(len(case.k)) - np.arange(len(case.q))[:, None]
         seen = ahead <= len(case.k) - len(case.q) + wrong.shift
-    s = scores32(case, to if back.kept else None)
-    other = case if back.kept else case._replace(scale=case.factor * wrong.scale)
-    again, ratio = scores_and_ratio(other, to if back.kept else None)
+    s = scores32(case, to if stepwise else None)
+    other = case if stepwise else case._replace(scale=case.factor * wrong.scale)
+    again, ratio = scores_and_ratio(other, to if stepwise else None)
     again = case.with_sink(np.where(seen, again, f32(-np.inf)).astype(f32))
     top = _top(s)
     with np.errstate(divide="ignore"):
-        w = narrow(np.exp(narrow(s - top, back.narrow)), back.narrow)
-        total = narrow(w.sum(-1, keepdims=True, dtype=f32), back.narrow)
+        w = narrow(np.exp(narrow(s - top, every_step)), every_step)
+        total = narrow(w.sum(-1, keepdims=True, dtype=f32), every_step)
         total = np.where(total > 0, total, f32(1))
         lse = top + np.log(total)
         if wrong.no_sink:
@@ -539,15 +510,10 @@ def backward(name, case, d_out, dtype, wrong=RIGHT, of_products=None, of_keys=Tr
     if back.delta != "weights":
         p = narrow(np.exp(again - lse), back.again)
     else:
-        p = narrow(kept, back.kept)
+        p = narrow(kept, stepwise)
         if wrong.shift or wrong.seen or wrong.no_sink:
-            p = narrow(np.exp(again - lse), back.kept)
-    if name.startswith("flash"):
-        out = KERNELS.get(name, flash)(case, dtype)[0]
-    elif any(back.types) or back.half or name == "serial":
-        out = KERNELS[name](case, dtype)[0]
-    else:
-        out = to.round(narrow(kept, back.weights) @ v)
+            p = narrow(np.exp(again - lse), stepwise)
+    out = KERNELS.get(name, flash)(case, dtype)[0]
     t = narrow(matrix(g, v.T), back.d_weights)
     if back.delta == "unrounded":
         delta = (given * flash(case, "float32", weights=dtype)[0]).sum(-1, keepdims=True, dtype=f32)
@@ -555,11 +521,11 @@ def backward(name, case, d_out, dtype, wrong=RIGHT, of_products=None, of_keys=Tr
         delta = (given * out.astype(f32)).sum(-1, keepdims=True, dtype=f32)
     else:
         delta = (p * t).sum(-1, keepdims=True, dtype=f32)
-        delta = narrow(delta, back.narrow)
+        delta = narrow(delta, every_step)
     if wrong.no_norm:
         delta = np.roll(delta, 1, 0)
     ds = p * (t - f32(wrong.delta) * delta)
-    ds = narrow(ds, back.kept and back.d_scores)
+    ds = narrow(ds, stepwise)
     if case.softcap is not None:
         cap = f32(case.softcap)
         at = np.tanh(ratio) if wrong.late else f32(not wrong.flat) * ratio
@@ -569,12 +535,12 @@ def backward(name, case, d_out, dtype, wrong=RIGHT, of_products=None, of_keys=Tr
         elif wrong.slope == "cosh":
             slope = 1 / np.cosh(q @ case.k.T.astype(f32) * f32(case.factor) / cap) ** 2
         slope = np.concatenate([slope, 0 * ds[:, len(case.k) :]], -1)
-        ds = narrow(narrow(narrow(ds * cap, back.kept) * slope, back.kept) / cap, back.kept)
+        ds = narrow(narrow(narrow(ds * cap, stepwise) * slope, stepwise) / cap, stepwise)
     factor = f32(case.factor)
     if back.scaled:
         ds, factor = ds * factor, f32(1)
     ds = narrow(ds, back.d_scores, of_scores)
-    if back.kept:
+    if stepwise:
         ds, factor = narrow(ds * factor), f32(1)
     n, m = ds.shape
     keep_q, keep_k = slice(0, n - wrong.lost), slice(0, m - wrong.lost)

@@ -1,6 +1,5 @@
 """Verdicts on gradients: right backward passes pass, wrong ones do not, and bounds hold."""
 
-from collections import Counter
 from functools import partial
 from types import SimpleNamespace
 
@@ -24,14 +23,12 @@ from refattn.judge.rounding.saved import BackwardHead, multiply_values, save_que
 from refattn.judge.rounding.score_gradients import _ScoreGradient, analyse_pairs
 from refattn.judge.rounding.shares import OFF
 from refattn.judge.rounding.softmax import analyse_softmax
-from refattn.judge.verification import judging
 from refattn.judge.verification.choice import BACKWARD_PROFILES, is_narrow
 from tests.judge.rounding import slow
 from tests.judge.rounding.rounded import (
     BACKWARD,
     DTYPES,
     SINKS,
-    Back,
     Case,
     Noise,
     Wrong,
@@ -118,15 +115,10 @@ OF_EXACT = {
     "cap of a power of two": {"softcap": 2.0},
     "both": {"softcap": 2.5, "sinks": SINKS, "causal": True},
 }
-OF_UNITS = [x for x, back in BACKWARD.items() if any(back.types) or back.half or x == "serial"]
-MADE = [
-    (x, y)
-    for x in BACKWARD
-    if x != "recomputed" and x not in OF_UNITS
-    for y in ("bfloat16", "float16")
-]
+OF_UNITS = [x for x in BACKWARD if x.startswith(("tf32", "fp8", "half", "serial"))]
+NARROW = [x for x in BACKWARD if x not in ("recomputed", *OF_UNITS)]
+MADE = [(x, y) for x in NARROW for y in ("bfloat16", "float16")]
 MADE += [(x, "float32") for x in ("math", "recomputed", "math-maximum")]
-MADE += [(x, DTYPES[x][0]) for x in OF_UNITS]
 MADE += [(x, DTYPES[x][0]) for x in OF_UNITS]
 CHEAP = [("flash", "bfloat16"), ("recomputed", "float32")]
 of_each = pytest.mark.parametrize(
@@ -383,7 +375,7 @@ def test_wrong_backward_passes_fail(name, defect):
     given = dump_gradients(name, *arrays(5, dtype, 3, 64, 64, 24), dtype, wrong, **options)
     verdict = verify(**given, profile=name)
     off = {x for x, y in verdict.parts.items() if y.verdict == "FAIL"}
-    assert off == expected if len(expected) == 1 else off >= expected, str(verdict)
+    assert off == expected if "too large" in defect else off >= expected, str(verdict)
     assert verdict.parts["out"].verdict == "PASS"
     assert verdict.verdict == "FAIL"
     assert verdict.of in expected
@@ -855,48 +847,6 @@ def test_the_wrong_sharing_of_keys_is_named():
         assert part.suspects[0].text.startswith(words)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("wrong", NAMES)
-def test_others_are_not_tried_again_where_one_fails(wrong, monkeypatch):
-    """Where no profile explains one, all are ruled out; the others are tried by few."""
-    tried = Counter()
-    attempt = judging.attempt
-
-    def counted(problem, *rest):
-        tried[problem.result] += 1
-        return attempt(problem, *rest)
-
-    monkeypatch.setattr(judging, "attempt", counted)
-    given = dump_gradients("flash", *arrays(4, "bfloat16", 4, 48, 48, 32), "bfloat16")
-    given[wrong] = FORMATS["bfloat16"].round(1.05 * given[wrong])
-    verdict = verify(**given)
-    expected = ["FAIL" if x == wrong else "PASS" for x in NAMES]
-    assert [verdict.parts[x].verdict for x in NAMES] == expected
-    out = {x for y in verdict.parts.values() for x, p in y.trials.items() if p <= y.alpha}
-    assert out == {*BACKWARD_PROFILES[True]}
-    assert tried[wrong] <= len(BACKWARD_PROFILES[True])
-    assert max(tried[x] for x in NAMES if x != wrong) <= len(BACKWARD_PROFILES[True]) // 2
-
-
-def test_every_profile_of_a_backward_pass_is_simulated():
-    of_inputs = {x for x, y in PROFILES.items() if y.inputs == "storage"}  # test_types.py
-    of_inputs |= {x for x, y in PROFILES.items() if y.by_head}  # as those they are called after
-    assert set(BACKWARD) | of_inputs == {
-        x for x, y in PROFILES.items() if y.accumulate != "float64"
-    }
-    assert {x for names in BACKWARD_PROFILES.values() for x in names} <= set(BACKWARD)
-    for name, back in BACKWARD.items():
-        profile = PROFILES[name]
-        rounded = (profile.weights, profile.d_weights, profile.d_scores, profile.scores)
-        more = {x: getattr(profile, x) for x in ("delta", "parts", "again", "scaled")}
-        expected = Back(*(x is not None for x in rounded), profile.softmax != "float32", **more)
-        assert back._replace(types=(None, None), half=False) == expected
-        if any(back.types):
-            types = (profile.weights, profile.d_scores)
-            assert tuple(x or "storage" for x in back.types) == types
-        assert back.half == (profile.accumulate == "float16")
-
-
 def test_every_profile_that_rounds_weights_has_a_twin_step_by_step():
     """Fused kernels divide by the sum at the end, others before weights are rounded."""
     twins = {"flash": "upcast", "flash-fast": "upcast"}
@@ -935,12 +885,10 @@ def test_a_scale_of_a_power_of_two_rounds_what_becomes_subnormal(seed):
 
 
 HARD = {
-    "weights below the smallest normal number": (24, 12.0, None),
-    "derivatives with a sign for each half": (16, 0.5, "halves"),
-    "columns of one sign": (64, 0.5, "columns"),
-    "queries that are alike": (20, 1.0, "alike"),
-    "overflow of g v": (16, 1.0, "large"),
-    "derivatives that are all but 0": (16, 1.0, "tiny"),
+    "weights below the smallest normal number": (24, 12.0, 1.0),
+    "queries that are alike": (20, 1.0, 0.0),
+    "overflow of g v": (16, 1.0, 1e4),
+    "derivatives that are all but 0": (16, 1.0, 1e-37),
 }
 
 
@@ -948,20 +896,13 @@ HARD = {
 @pytest.mark.parametrize("how", HARD)
 @pytest.mark.parametrize("name", ["math", "recomputed", "eager"])
 def test_hard_cases(name, how):
-    d, size, change = HARD[how]
+    d, size, of_g = HARD[how]
     dtype = "float16" if name == "eager" else "float32"
     q, k, v, g = arrays(11, dtype, 3, 250, 60, d)
     q, k = (FORMATS[dtype].round(size / 1.5 * x) for x in (q, k))
-    if change == "halves":
-        g[:] = np.where(np.arange(250) < 125, 1.0, -1.0)[:, None]
-    elif change == "columns":
-        g[:] = 1
-        v[:] = np.abs(v) * np.where(np.arange(d) < d // 2, 1, -1)
-    elif change == "alike":
-        q[:, :] = q[:, :1]
-        g[:] = 1
-    elif change is not None:
-        g = FORMATS[dtype].round(g * (1e4 if change == "large" else 1e-37))
+    g = FORMATS[dtype].round(of_g * g)
+    if how == "queries that are alike":
+        q[:], g[:] = q[:, :1], 1
     with np.errstate(all="ignore"):
         verdict = verify(**dump_gradients(name, q, k, v, g, dtype))
     assert verdict.verdict != "FAIL", str(verdict)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from refattn.judge import vectors
-from refattn.judge.vectors import cases, checking, recipes, solving, writing
+from refattn.judge.vectors import cases, recipes, solving, writing
 
 PARTS = 16
 
@@ -99,11 +99,10 @@ def few(folders, tmp_path):
 
 @pytest.fixture
 def command(monkeypatch):
-    """Run `refattn vectors`, which solves nothing first and evaluates nothing again."""
+    """Run `refattn vectors`, which solves nothing first."""
     from tests.cli.running import run
 
     monkeypatch.setattr(solving, "recipes_of", lambda _: [])
-    monkeypatch.setattr(checking, "_lint_again", lambda *case: ())
 
     def command(*words):
         done = run("vectors", *words)

@@ -7,10 +7,10 @@ import pytest
 
 from refattn import attend, naive
 from refattn.judge import vectors
-from refattn.judge.vectors import Convention, hard, meanings, recipes, solving
+from refattn.judge.vectors import Convention, hard, recipes, solving
 from refattn.judge.vectors.cases import GRADIENTS
 from tests.judge.conformance.candidates import BY_NAME
-from tests.judge.vectors import running
+from tests.judge.vectors import meanings, running
 from tests.judge.vectors.running import error, forward, of_file, only, package, without
 from tests.judge.vectors.translating import PACKAGE, row_sees, under
 from tests.libraries import driver

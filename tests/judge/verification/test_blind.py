@@ -8,57 +8,44 @@ import pytest
 from refattn import naive
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.verification import blind, verify
-from tests.judge.rounding.rounded import of_heads
-from tests.judge.verification.test_verdict import BF16, sample
+from tests.judge.rounding.rounded import BF16, dump
+from tests.judge.verification.test_verdict import sample
 
 HALF = FORMATS["float16"].round
 
 
 def judged(q, k, v, **options):
-    out, _ = of_heads("flash", q, k, v, "bfloat16", **options)
-    return verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile="flash", **options)
+    return verify(**dump("flash", q, k, v, "bfloat16", **options), profile="flash")
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_trained_tensors_are_not_blind(causal):
-    found = judged(*sample([0, 5]), causal=causal)
-    assert (found.verdict, found.blind) == ("PASS", ())
+MEAN, HALF_SCALE, LAST = "mean of v", "half the scale", "the last keys lost"
+SAME = f"{MEAN} (the right result here: all keys are the same)"
+FEW = {"mask": np.broadcast_to(np.arange(128) < 60, (128, 128))}
+# Arrays and options, what would also pass, and what is said of it; a * is UNDERPOWERED.
+CASES = {
+    "trained": (lambda q, k, v: (q, k, v), {}, (), ""),
+    "trained, causal": (lambda q, k, v: (q, k, v), {"causal": True}, (), ""),
+    "keys that no query sees": (lambda q, k, v: (q, k, v), FEW, (LAST,), ""),
+    "equal keys": (lambda q, k, v: (q, k[:, [0] * 128], v), {}, (SAME, HALF_SCALE),
+        "also pass: use keys that differ"),
+    "* small scores": (lambda q, k, v: (BF16(1e-4 * q), k, v), {}, (MEAN, HALF_SCALE),
+        "mean of v and half the scale would also pass: use q and k with scores"),
+    "* keys of 0": (lambda q, k, v: (q, 0 * k, v), {}, (MEAN, HALF_SCALE), "use q and k with"),
+    "* values of 0": (lambda q, k, v: (q, k, 0 * v), {}, ("zeros", MEAN, HALF_SCALE, LAST), ""),
+    "* equal values": (lambda q, k, v: (q, k, v[:, [0] * 128]), {}, (MEAN, HALF_SCALE, LAST),
+        "would also pass: use values that differ from key to key\n"),
+}  # fmt: skip
 
 
-def test_the_mean_of_values_where_scores_are_small():
-    q, k, v = sample([0, 5])
-    found = judged(BF16(1e-4 * q), k, v)
-    assert found.verdict == "UNDERPOWERED"
-    assert found.blind == ("mean of v", "half the scale")
-    assert "UNDERPOWERED: mean of v would also pass" in str(found)
-    words = "on these inputs mean of v and half the scale would also pass: use q and k with scores"
+@pytest.mark.parametrize("name", CASES)
+def test_what_would_also_pass_is_said(name):
+    change, options, blind, words = CASES[name]
+    found = judged(*change(*sample()), **options)
+    assert (found.verdict, found.blind) == ("UNDERPOWERED" if "*" in name else "PASS", blind)
     assert words in str(found)
-
-
-@pytest.mark.parametrize("size", [1.0, 0.0])
-def test_the_mean_of_values_is_right_where_keys_are_the_same(size):
-    """But not where they are 0, as if they had been lost."""
-    q, k, v = sample([0, 5])
-    found = judged(q, size * k[:, :1].repeat(k.shape[1], 1), v)
-    assert found.verdict == ("PASS" if size else "UNDERPOWERED")
-    assert ("mean of v (the right result here: all keys are the same)" in found.blind) == bool(size)
-    assert f"also pass: use {'keys that differ' if size else 'q and k with scores'}" in str(found)
-
-
-def test_zeros_where_values_are_0():
-    q, k, v = sample([0])
-    found = judged(q, k, 0 * v)
-    assert {"zeros", "mean of v"} <= {*found.blind}
-    assert found.verdict == "UNDERPOWERED"
-
-
-def test_larger_queries_are_no_advice_where_all_values_are_the_same():
-    q, k, v = sample([0])
-    found = str(judged(q, k, v[:, :1].repeat(v.shape[1], 1)))
-    assert "  v is the same for all keys: any weights give the same output\n" in found
-    assert "would also pass: use values that differ from key to key\n" in found
-    assert "  next: use values that differ from key to key" in found
-    assert "larger q" not in found
+    if name == "* equal values":
+        assert "v is the same for all keys: any weights give the same output\n" in str(found)
+        assert "larger q" not in str(found)
 
 
 @pytest.mark.sweep(6)
@@ -66,18 +53,11 @@ def test_larger_queries_are_no_advice_where_all_values_are_the_same():
 def test_an_option_that_is_ignored_is_named(n, softcap):
     """Scores of up to 5 under a cap: each column alone might be of eager, a row is not."""
     q, k, v = (BF16(np.random.default_rng(x).standard_normal((1, n, 128))) for x in range(3))
-    out, _ = of_heads("flash", q, k, v, "bfloat16")
-    found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", softcap=softcap)
+    given = dump("flash", q, k, v, "bfloat16")
+    found = verify(**given, softcap=softcap)
     assert found.verdict == "FAIL"
     assert "there is no soft cap" in str(found)
-    assert verify(q=q, k=k, v=v, out=out, dtype="bfloat16").verdict == "PASS"
-
-
-def test_keys_that_no_query_sees_may_be_lost():
-    q, k, v = sample([0, 5])
-    mask = np.broadcast_to(np.arange(128) < 60, (128, 128))
-    found = judged(q, k, v, mask=mask)
-    assert (found.verdict, found.blind) == ("PASS", ("the last keys lost",))
+    assert verify(**given).verdict == "PASS"
 
 
 def test_power_is_less_what_the_tests_subtract():

@@ -64,20 +64,6 @@ def test_mean_squares():
     assert log_chernoff(4.0, 2.999) == log_chernoff(4.0, 2)
 
 
-def test_parts_of_evidence_are_added():
-    rows, weights = rows_of(2, 0.5, 0.1)
-    whole = Evidence.of(*rows, weights)
-    first, last = (Evidence.of(*(x[i] for x in rows), weights[i]) for i in (np.s_[:5], np.s_[5:]))
-    for x, y, z in zip(
-        (*whole.best, *whole.even),
-        (*first.best, *first.even),
-        (*last.best, *last.even),
-        strict=True,
-    ):
-        assert x == pytest.approx(y + z)
-    assert whole.g == pytest.approx(np.sum(weights * rows[2]))
-
-
 @pytest.mark.long("5")
 @pytest.mark.parametrize("spread", [0.0, 2.0])
 @pytest.mark.parametrize("copies", [1, 5])
@@ -105,14 +91,6 @@ def test_symmetric_test_measures():
     assert abs(np.mean(z)) < 6 / math.sqrt(z.size)
     assert 0.8 < np.std(z) < 1.2
     assert (found.log_p < math.log(0.01)).mean() > 0.9
-
-
-def test_slack_is_not_held_against_a_kernel():
-    ones = np.ones((1, 400))
-    with_slack = symmetric_test(Tally.of(ones, 0 * ones, ones, ones, ones))
-    without = symmetric_test(Tally.of(ones, 0 * ones, ones, 0 * ones, ones))
-    assert with_slack.log_p == 0
-    assert without.log_p < math.log(1e-6)
 
 
 @pytest.mark.long("7")

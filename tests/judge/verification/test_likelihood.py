@@ -19,8 +19,7 @@ from refattn.judge.verification.choice import (
 )
 from refattn.judge.verification.findings import Numbers
 from refattn.judge.verification.likelihood import compare
-from tests.judge.rounding.rounded import dump, dump_gradients, interval, of_heads
-from tests.judge.verification.test_verdict import BF16
+from tests.judge.rounding.rounded import BF16, dump, dump_gradients, interval, made, of_heads
 
 NAMES = ("flash", "eager", "eager-narrow")
 
@@ -321,3 +320,14 @@ def test_what_wrong_rows_say_is_no_more_than_what_a_right_row_says():
     given = dump("eager", *arrays(18, 96, 128, 32, 1, 1), "bfloat16")
     given["out"][0, :10] = BF16(given["out"][0, :10] * (1 + 2.0**-5))
     assert next(iter(compared(given))) == "eager"
+
+
+@pytest.mark.parametrize("name", ["eager", pytest.param("upcast", marks=pytest.mark.long)])
+def test_gradients_of_equal_values_tell_no_profile(name):
+    """Terms of dq and dk cancel, and so do their roundings: a tighter profile is no likelier."""
+    q, k, v, d_out = (BF16(x) for x in np.random.default_rng(1).standard_normal((4, 2, 32, 16)))
+    q, v = q / 4, np.repeat(BF16(v[:, :1] + 0.5), 32, 1)
+    found = made(name, q, k, v, d_out, "bfloat16")
+    given = {"q": q, "k": k, "v": v, "d_out": d_out, "dtype": "bfloat16", "explain": False}
+    assert verify(**given, **found).verdict == "UNDERPOWERED"
+    assert verify(**given, **found | {"dv": 1.02 * found["dv"]}).parts["dv"].verdict == "FAIL"

@@ -1,6 +1,6 @@
 """Kernels whose running sums are narrower than float32: what `accumulate` rejects."""
 
-import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,43 +9,25 @@ from refattn.judge import verify
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.profiles import EVERY_PROFILE, PROFILES
 from refattn.judge.verification.choice import has_wide_sums
+from tests.judge.rounding.rounded import dump, dump_gradients, flash, results
 
-ROUND = {"float32": np.float32, "bfloat16": FORMATS["bfloat16"].round}
-HEADS, TOKENS, SIZE, TILE = 1, 640, 64, 64
-ARRAYS = {"out": "qkv", "dq": ("q", "k", "v", "d_out")}
+PARTS = ("out", "dq")
 
 
-def fused(seed, sums):
-    """Attention in bfloat16, and dq, with running sums of a type that are rounded by tile."""
-    to, narrow = ROUND[sums], ROUND["bfloat16"]
-    rng = np.random.default_rng(seed)
-    q, k, v, g = narrow(rng.standard_normal((4, HEADS, TOKENS, SIZE)))
-    scores = np.swapaxes(k, -1, -2)
-    scores = (q @ scores / math.sqrt(SIZE)).astype(np.float32).astype(np.float64)
-    p = np.exp(scores - np.max(scores, -1, keepdims=True))
-    total = np.sum(p, -1, keepdims=True)
-    out, dq = 0.0, 0.0
-    for j in range(0, TOKENS, TILE):
-        part = slice(j, j + TILE)
-        out = to(out + narrow(p[..., part]) @ v[:, part])
-    out = narrow(out / total)
-    exact = p / total @ v
-    for j in range(0, TOKENS, TILE):
-        part = slice(j, j + TILE)
-        ds = p[..., part] / total * (g @ np.swapaxes(v[:, part], -1, -2))
-        ds -= p[..., part] / total * np.sum(g * exact, -1, keepdims=True)
-        dq = to(dq + narrow(ds) @ k[:, part])
-    found = {"q": q, "k": k, "v": v, "d_out": g, "out": out, "dq": narrow(dq / math.sqrt(SIZE))}
-    return {x: np.asarray(y, np.float32) for x, y in found.items()}
+def fused(sums):
+    """A forward and a backward pass in bfloat16 with running sums of a type, rounded by tile."""
+    arrays = FORMATS["bfloat16"].round(np.random.default_rng(0).standard_normal((4, 1, 640, 64)))
+    name = "flash" if sums == "float32" else "sums-64"
+    given = dump_gradients(name, *arrays, "bfloat16")
+    return given | {"out": dump(partial(flash, tile=64, sums=sums), *arrays[:3], "bfloat16")["out"]}
 
 
 @pytest.mark.long("dq")
-@pytest.mark.parametrize("of", ARRAYS)
+@pytest.mark.parametrize("of", PARTS)
 def test_sums_in_bfloat16_fail_if_they_must_be_in_float32(of):
     """By default they pass as a kernel step by step; then the small print says that they would."""
     for sums, verdict in (("float32", "PASS"), ("bfloat16", "FAIL")):
-        arrays = fused(0, sums)
-        given = {x: arrays[x] for x in (*ARRAYS[of], of)} | {"dtype": "bfloat16", "explain": False}
+        given = results(fused(sums), of) | {"explain": False}
         by_default, strict = verify(**given), verify(**given, accumulate="float32")
         assert (by_default.verdict, strict.verdict) == ("PASS", verdict)
         assert by_default.narrow_sums
@@ -69,8 +51,8 @@ def test_profiles_whose_sums_are_narrow():
 
 
 def test_what_must_be_said_of_sums():
-    arrays = fused(0, "float32")
-    given = {x: arrays[x][:, :8] for x in ("q", "k", "v", "out")} | {"dtype": "bfloat16"}
+    x = np.zeros((1, 2, 2))
+    given = dict.fromkeys(("q", "k", "v", "out"), x) | {"dtype": "bfloat16"}
     with pytest.raises(ValueError, match=r"`accumulate` must be one of .*float32.*, got 'half'"):
         verify(**given, accumulate="half")
     with pytest.raises(ValueError, match=r"with sums in float32 or wider, got 'eager-narrow'"):

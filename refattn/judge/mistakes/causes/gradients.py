@@ -21,7 +21,12 @@ from ...rounding.saved import BackwardHead
 from ...verification.empty_rows import find_unseen
 from ...verification.findings import ONLY_IN, Part, Suspect, describe_span, name_heads, name_span
 from ..defects.catalogue import Mutant
-from ..operators.backward_counts import list_chunks_seen, list_columns_counted
+from ..operators.backward_counts import (
+    list_chunks_seen,
+    list_columns_counted,
+    list_other_normalisers,
+    list_transposed,
+)
 from ..operators.backward_places import (
     FITTED_ROWS,
     GROUPED_PAIRS,
@@ -550,7 +555,9 @@ _LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
     list_of_tiles,
     _list_added_rows,
     _list_padded,
+    list_transposed,
     list_moved_terms,
     list_other_numbers,
+    list_other_normalisers,
     lambda back: list_edited_backward(back, known_rows(back.first.forward)),
 )

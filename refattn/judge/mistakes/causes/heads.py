@@ -209,8 +209,12 @@ def list_other_queries(problem: Problem, sample: Sample) -> Iterator[Alternative
     words = []
     for at, start in first.items():
         source, by = divmod(max(start, 0), n)
-        elsewhere = source < len(heads)
-        where = f"from query {by} of head {place(heads[source])} on" if elsewhere else "has zeros"
+        elsewhere, before = source < len(heads), f"{-start} rows before " * (start < 0)
+        where = (
+            f"from {before}query {by} of head {place(heads[source])} on"
+            if elsewhere
+            else "has zeros"
+        )
         words.append(f"head {place(at)} {where}")
 
     def change(at: Index, q: Any) -> Any:

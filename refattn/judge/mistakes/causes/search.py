@@ -26,11 +26,11 @@ from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...verification.findings import ONLY_IN, Numbers, Suspect, name_span
 from ..defects.catalogue import Mutant
-from ..operators.offsets import list_offsets
 from .normalisers import (
     Normalisers,
     list_exchanged_normalisers,
     list_moved_normalisers,
+    list_offsets,
 )
 from .places import list_places
 from .sampled import Alternative, Result, Rows

@@ -322,8 +322,12 @@ def list_padded(problem: Problem) -> Iterator[Alternative]:
         return
     whose = "" if problem.packed is None else " of each sequence"
     for size in TILE_SIZES:
-        text = f"keys{whose} are padded to a multiple of {size} with scores of 0"
-        yield Alternative(text, problem, answer=partial(_add_zeros, problem, size))
+        text = f"keys{whose} are padded to a multiple of {size} with scores of"
+        yield Alternative(f"{text} 0", problem, answer=partial(_add_zeros, problem, size))
+        if problem.softcap is not None:
+            capped = partial(_add_zeros, problem, size, score=-problem.softcap)
+            words = f"{text} -{problem.softcap:g}: the cap is applied after they are masked"
+            yield Alternative(words, problem, answer=capped)
         rest = problem.shape[1] % size
         if problem.packed is None and 0 < rest < min(size, problem.shape[0]):
             shown = partial(_cut_last_tile, show_band(problem), size)
@@ -341,15 +345,19 @@ def _cut_last_tile(band: Callable[[Place], Seen], size: int, x: Place) -> Seen:
 
 
 def _add_zeros(
-    problem: Problem, size: int, rows: Rows, seen: Callable[[Place], Seen] | None = None
+    problem: Problem,
+    size: int,
+    rows: Rows,
+    seen: Callable[[Place], Seen] | None = None,
+    score: float = 0.0,
 ) -> Result:
-    """Add keys with score 0 and value 0 to the end of what the mask shows of each query."""
+    """Add keys with a score and value 0 to the end of what the mask shows of each query."""
     count = -_count_visible(problem, rows) % size
     if seen is not None:
         count = np.where(rows.queries % size < problem.shape[1] % size, count, 0)
     with np.errstate(divide="ignore"):
         # log 0 = -inf where the last tile is full: no key is added.
-        return pad_sum(attend(take_rows(problem, rows, seen)), np.log(count))
+        return pad_sum(attend(take_rows(problem, rows, seen)), np.log(count) + score, score)
 
 
 def _count_visible(problem: Problem, rows: Rows) -> Numbers1D:

@@ -21,7 +21,7 @@ from ...rounding.softmax import analyse_softmax
 from ...verification.empty_rows import fit_convention
 from ...verification.findings import Numbers, name_number
 from ..defects.catalogue import Mutant
-from ..operators.arrays import list_late_reads, list_reads, list_rings, list_sinks
+from ..operators.arrays import list_reads, list_rings, list_sinks
 from ..operators.classes import (
     list_merged_more,
     list_partial_sums,
@@ -29,7 +29,11 @@ from ..operators.classes import (
     list_stale_weights,
 )
 from ..operators.columns import list_column_factors, list_columns, list_widths
-from ..operators.exponentials import list_powers, list_rounded_by_tiles, list_weights
+from ..operators.exponentials import (
+    list_powers,
+    list_rounded_by_tiles,
+    list_weights,
+)
 from ..operators.intervals import list_intervals, list_lost_parts
 from ..operators.limits import (
     list_mask_ends,
@@ -40,6 +44,7 @@ from ..operators.limits import (
 )
 from ..operators.own_keys import list_few_keys, list_own_keys
 from ..operators.pages import list_blocks_of_cache
+from ..operators.patterns import list_cuts, list_patterns
 from ..operators.seen_keys import list_seen_keys
 from ..operators.spans import list_spans
 from ..operators.strides import list_addresses, list_swaps
@@ -304,8 +309,8 @@ class Trials:
         problem, unit, wrong = self.problem, self.sample.unit, self.sample.wrong
         columns, length = partial(sum_by_tiles, problem, unit), find_tiles(wrong)
         every = list_wrong(problem, self.about[1], wrong)
-        few = [x.take(thin(np.flatnonzero(x.wrong), _FIRST_ROWS)) for x in self.sample.heads]
-        few = [x for x in few if len(x.got)]
+        heads = (x for x in self.sample.heads if x.wrong.any())
+        few = [x.take(thin(np.flatnonzero(x.wrong), _FIRST_ROWS)) for x in heads]
         lists: list[Iterator[Alternative]] = []
         first = [
             (problem, x, unit * row_sizes(y))
@@ -315,28 +320,25 @@ class Trials:
             lists.append(list_own_keys(problem, every, unit))
         lists += [list_blocks_of_cache(problem, few, unit), list_mask_ends(problem, every, unit)]
         lists += [list_reads(*x) for x in first]
-        lists.append(list_late_reads(problem, every, unit))
         lists.append(self.take_nearest(list_rings(problem)))
         lists.append(list_counted(problem, every, columns, length))
-        lists.append(list_other_places(problem, self.sample))
-        lists += [list_addresses(problem, every, unit), list_widths(problem)]
-        lists.append(self.take_nearest(list_wrong_tiles(problem)))
-        if length:
-            lists += [list_reaches(problem, x, self.rate, self.mark_wrong) for x in self.first]
+        lists += [list_other_places(problem, self.sample), list_addresses(problem, every, unit)]
+        lists += [list_widths(problem), self.take_nearest(list_wrong_tiles(problem))]
+        reach = partial(list_reaches, rate=self.rate, wrong=self.mark_wrong)
+        lists += [reach(problem, x) for x in self.first if length]
         lists.append(list_own_limits(problem, every, self.rate))
-        for listing in (list_column_factors, list_columns, list_partial_sums):
-            lists.append(listing(problem, every, unit))
-        for listing in (list_stale_weights, list_crossed_parts):
-            lists.append(listing(problem, few, unit))
-        lists += [list_moved_tiles(problem, every, unit), list_smoothed(problem)]
-        lists.append(self.take_nearest(list_rounded_by_tiles(problem)))
+        lists += [list_column_factors(problem, every, unit), list_columns(problem, every, unit)]
+        lists += [list_partial_sums(problem, every, unit), list_moved_tiles(problem, every, unit)]
+        lists.append(list_spans(problem, every, unit))
+        lists += [x(problem, few, unit) for x in (list_stale_weights, list_crossed_parts)]
+        lists += [list_smoothed(problem), self.take_nearest(list_rounded_by_tiles(problem))]
         lists.append(list_scoped(problem, list_alternatives(problem), few, unit))
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
             rows = known_rows(self.posed) if self.posed.kind in ("scores", "map") else ()
             lists.append(filter(self.changes, list_edited(self.posed, rows)))
-        lists += [x(problem, every, unit) for x in (list_spans, list_few_keys)]
-        for listing_by in (list_seen_keys, list_reweighed):
-            lists.append(listing_by(problem, every, unit, self.about[1]))
+        lists += [x(problem, every, unit) for x in (list_few_keys, list_cuts, list_patterns)]
+        about = problem, every, unit, self.about[1]
+        lists += [list_seen_keys(*about), list_reweighed(*about)]
         return [*lists, list_merged_more(problem, every, self.about[1])]
 
     def mark_wrong(self, x: Place) -> Seen:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....arrays.library import Doubles
-from ....arrays.words import place
 from ...rounding.problems import Index, Problem
 from ..causes.sampled import (
     Alternative,
@@ -23,25 +22,22 @@ from ..causes.sampled import (
     show_band,
     take_rows,
 )
-from ..causes.slips import TILE_SIZES, attend_by, score_all, weigh_keys
-from ..causes.wrong_rows import Sampled, differ, divide, row_sizes, thin
-from .intervals import find_interval
+from ..causes.slips import TILE_SIZES, attend_by, score_all
+from ..causes.wrong_rows import Sampled, differ, divide, thin
 from .maps import Map, Places, list_maps, list_paddings, write_shift
 from .strides import PADDED_TO
 
 _RATED_ROWS = 4  # by which rules are rated
-_LATE_ROWS, _MEMBERS, _LEFT_BY_LATE = 2, 8, 9.0  # of members, of which there are so many; z^2
-_LATE = [x * y for x in (1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64, 128) for y in (1, -1)]  # places
 _NEAREST = 2  # rules that are tried, of each array
 _SHIFTS = (1, -1, 2, -2, *TILE_SIZES[:-1], *(-x for x in TILE_SIZES[:-1]))
 _MOST_SHIFTED = 128  # keys of a mask, at most, for it to be tried moved by any number of keys
-_NOWHERE = -1  # the place of a row of zeros
+NOWHERE = -1  # the place of a row of zeros
 # What is read where there is none: of these places, those of the readers, and how many there are.
 _ENDS: Mapping[str, Callable[[Places, Places, int], Any]] = {
     "": lambda at, own, count: np.clip(at, 0, count - 1),
     " (cyclically)": lambda at, own, count: at % count,
     " (its own if there is none)": lambda at, own, count: own,
-    " (0 if there is none)": lambda at, own, count: _NOWHERE,
+    " (0 if there is none)": lambda at, own, count: NOWHERE,
 }
 _OF_KEYS = {"k": "key", "v": "value", "kv": "key and value"}
 
@@ -67,7 +63,7 @@ def list_reads(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alterna
             read = _stay_within(rule.of, ends, 2 * m if past else count, places)
             if np.array_equal(read, places) or (past and (ends or not np.any(read >= count))):
                 continue
-            if np.all(read == _NOWHERE):  # nothing but zeros: other causes name that
+            if np.all(read == NOWHERE):  # nothing but zeros: other causes name that
                 continue
             if np.all(read == read[0]):  # whatever the rule, it is one place
                 rule = Map(str(read[0]), rule.of)
@@ -88,9 +84,9 @@ def _stay_within(of: Callable[[Places], Places], ends: str, count: int, x: Place
     return np.where((at >= 0) & (at < count), at, _ENDS[ends](at, x, count))
 
 
-def _take_or_zero(x: Doubles, at: Places, axis: int = 0) -> Doubles:
+def take_or_zero(x: Doubles, at: Places, axis: int = 0) -> Doubles:
     """Take rows or columns, zeros from nowhere."""
-    kept = np.expand_dims(at != _NOWHERE, 1 - axis) if x.ndim > 1 else at != _NOWHERE
+    kept = np.expand_dims(at != NOWHERE, 1 - axis) if x.ndim > 1 else at != NOWHERE
     return np.where(kept, np.take(x, at, axis), 0.0)
 
 
@@ -99,7 +95,7 @@ def _read_past(
 ) -> Doubles:
     """Read rows of a head and the one after it at other places."""
     own, other = (problem.read(y)[name] for y in (index, _find_next(problem, index)))
-    return _take_or_zero(
+    return take_or_zero(
         np.concatenate([own, other]), _stay_within(of, "", 2 * len(own), np.arange(len(own)))
     )
 
@@ -140,11 +136,11 @@ def _list_placed(problem: Problem, x: Sampled) -> Iterator[Placed]:
         return attend_by(every, np.concatenate([v, rest[1]])).out
 
     def read(names: str, j: Places) -> Doubles:
-        scores = _take_or_zero(wide, j, 1) if "k" in names else bare
-        return attend(scores, bias, _take_or_zero(both, j) if "v" in names else v)
+        scores = take_or_zero(wide, j, 1) if "k" in names else bare
+        return attend(scores, bias, take_or_zero(both, j) if "v" in names else v)
 
     def rescale(scales: Mapping[str, Doubles], j: Places) -> Doubles:
-        by = {name: _take_or_zero(x, j) / x for name, x in scales.items()}
+        by = {name: take_or_zero(x, j) / x for name, x in scales.items()}
         values = v * by.get("v", 1.0)
         return (
             of_scores(head.q, head.k[:m] * by["k"], values)
@@ -162,17 +158,17 @@ def _list_placed(problem: Problem, x: Sampled) -> Iterator[Placed]:
         yield Placed(called, True, partial(read, names), change, next_heads)
     of_queries = partial(read_rows_at, problem, "q")
     yield Placed(
-        "query", False, lambda i: of_scores(_take_or_zero(arrays["q"], i), head.k[:m]), of_queries
+        "query", False, lambda i: of_scores(take_or_zero(arrays["q"], i), head.k[:m]), of_queries
     )
     if "bias" in arrays:
         whole, change = arrays["bias"], partial(read_rows_at, problem, "bias")
         yield Placed(
             "bias",
             True,
-            lambda j: attend(bare, _take_or_zero(bias, j, 1), v),
+            lambda j: attend(bare, take_or_zero(bias, j, 1), v),
             partial(change, axis=1),
         )
-        yield Placed("bias", False, lambda i: attend(bare, _take_or_zero(whole, i), v), change)
+        yield Placed("bias", False, lambda i: attend(bare, take_or_zero(whole, i), v), change)
     if "mask" in arrays and problem.packed is None:
         mask, change = arrays["mask"], partial(read_rows_at, problem, "mask")
         band = show_band(problem)(
@@ -185,9 +181,9 @@ def _list_placed(problem: Problem, x: Sampled) -> Iterator[Placed]:
 
         of_rows = mask[x.rows.queries]
         yield Placed(
-            "mask", True, lambda j: see(_take_or_zero(of_rows, j, 1)), partial(change, axis=1)
+            "mask", True, lambda j: see(take_or_zero(of_rows, j, 1)), partial(change, axis=1)
         )
-        yield Placed("mask", False, lambda i: see(_take_or_zero(mask, i)), change)
+        yield Placed("mask", False, lambda i: see(take_or_zero(mask, i)), change)
     # One scale for the whole array has no token that it could be read from instead.
     scaled = [x for x in "kv" if len(arrays.get(f"{x}_scale", ())) == m]
     for names in dict.fromkeys(("".join(scaled), *scaled)) if scaled else ():
@@ -205,7 +201,7 @@ def read_rows_at(
     for name in (names,) if len(names) > 2 else names:
         problem = problem.replaced(
             name,
-            lambda _, y: _take_or_zero(y, of(np.arange(y.shape[axis])), axis).astype(y.dtype),
+            lambda _, y: take_or_zero(y, of(np.arange(y.shape[axis])), axis).astype(y.dtype),
         )
     return problem
 
@@ -220,70 +216,7 @@ def _move_scale(
     problem: Problem, called: str, of: Callable[[Places], Places], index: Index, y: Doubles
 ) -> Doubles:
     scale = problem.read(index)[called]
-    return np.asarray(y / scale * _take_or_zero(scale, of(np.arange(len(y)))))
-
-
-def list_late_reads(
-    problem: Problem, wrong: Sequence[Sampled], unit: float
-) -> Iterator[Alternative]:
-    """List caches of which keys one after another are so many places too early, or too late.
-
-    Past the end there are zeros. Which keys they are, in each batch member, is the interval by
-    which some rows are nearest.
-    """
-    packed, m = problem.packed, problem.shape[1]
-    if packed is not None and packed.table is None:
-        return
-    members = {x.rows.at[:-1]: x.take(slice(-_LATE_ROWS, None)) for x in wrong[::-1]}
-    ends = {at: m if packed is None else int(packed.keys[at[0], 1]) for at in members}
-    best: list[tuple[float, str, int, dict[Index, slice]]] = []
-    for names, by in product(("kv", "k", "v"), _LATE if len(members) <= _MEMBERS else ()):
-        found, off, count = dict[Index, slice](), 0.0, 0
-        for at, x in members.items():
-            far, j = _fit_late(problem, x, unit, names, (by, ends[at]))
-            found[at] = slice(j.start, min(j.stop, ends[at]))
-            off, count = off + far, count + x.got.size
-            if off > _LEFT_BY_LATE * sum(y.got.size for y in members.values()):
-                break
-        else:
-            best.append((off / max(count, 1), names, by, found))
-    for _, names, by, found in sorted(best, key=lambda x: x[0])[:1]:
-        said = [
-            f"{j.start} to {j.stop - 1}{f' of batch member {place(at)}' * bool(at)}"
-            for at, j in sorted(found.items())
-        ]
-        moved, one = problem, _OF_KEYS[names]
-        for name in names:
-            moved = moved.replaced(name, partial(_read_later, found, by, ends))
-        text = f"keys {', '.join(said)} have the {one} of the key {abs(by)} places "
-        yield Alternative(text + ("later" if by > 0 else "before"), moved)
-
-
-def _fit_late(
-    problem: Problem, x: Sampled, unit: float, names: str, to: tuple[int, int]
-) -> tuple[float, slice]:
-    """Find the keys that some rows read elsewhere, by how near they are then."""
-    head = take_rows(problem, x.rows)
-    exact, m, whole = attend(head), head.keys, {0: slice(0, head.keys)}
-    arrays = {y: _read_later(whole, to[0], {0: to[1]}, (0, 0), getattr(head, y)[:m]) for y in names}
-    other = head._replace(**{y: np.append(z, getattr(head, y)[m:], 0) for y, z in arrays.items()})
-    terms = [
-        weigh_keys(y, exact.lse)[..., None] * np.insert(y.v[:m], 0, 1.0, 1) for y in (head, other)
-    ]
-    sums = np.pad(np.cumsum(terms[1] - terms[0], 1), ((0, 0), (1, 0), (0, 0)))
-    right = np.insert(exact.out, 0, 1.0, 1)
-    return find_interval(right, sums, x.got, unit * row_sizes(x.got))
-
-
-def _read_later(
-    found: Mapping[Any, slice], by: int, ends: Mapping[Any, int], at: Any, x: Doubles
-) -> Doubles:
-    """Read rows of an interval so many places later; zeros past the end."""
-    j, own = np.arange(len(x)), at[:-1] if at[:-1] in found else 0
-    if own not in found:
-        return x
-    to = np.where((j >= found[own].start) & (j < found[own].stop), j + by, j)
-    return _take_or_zero(x, np.where((to >= 0) & ((to == j) | (to < ends[own])), to, _NOWHERE))
+    return np.asarray(y / scale * take_or_zero(scale, of(np.arange(len(y)))))
 
 
 def list_rings(problem: Problem) -> Iterator[Alternative]:
@@ -294,13 +227,12 @@ def list_rings(problem: Problem) -> Iterator[Alternative]:
     for size in sorted({*range(8, m, 8), *([] if left is None else [left + 1])} - {m}):
         last = np.arange(m)
         last[:size] += (m - 1 - last[:size]) // size * size
-        ring = read_rows_at(problem, "kv", last.__getitem__)
-        text = f"keys and values are kept in a ring of {size} slots, and causal attention goes by "
-        text += (
-            f"the slot: slot j, seen by queries from {write_shift('j', n - m)} on, holds the last "
-        )
-        text += f"token t with t % {size} = j"
-        yield Alternative(text, ring, partial(_show_slots, size))
+        for names, called in {"kv": "keys and values", "k": "keys", "v": "values"}.items():
+            ring = read_rows_at(problem, names, last.__getitem__)
+            text = f"{called} are kept in a ring of {size} slots, and causal attention goes by the "
+            text += f"slot: slot j, seen by queries from {write_shift('j', n - m)} on, holds the "
+            text += f"last token t with t % {size} = j"
+            yield Alternative(text, ring, partial(_show_slots, size))
 
 
 def _show_slots(size: int, x: Place) -> Any:

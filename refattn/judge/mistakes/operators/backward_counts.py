@@ -2,41 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import numpy.typing as npt
 
 from ....arrays.library import Doubles
+from ...rounding.problems import Index
 from ...rounding.saved import BackwardHead
 from ...verification.findings import name_span
-from ..causes.backward import Backward, Candidate, HeadPass, Kept
+from ..causes.backward import Backward, Candidate, HeadPass, Kept, Lookup
 from ..causes.sampled import Alternative, Place, Seen
-from ..causes.slips import PARTS
+from ..causes.slips import PARTS, TILE_SIZES
 from ..causes.wrong_rows import Sampled, row_sizes, thin
 from .backward_places import GROUPED_PAIRS, OFF_COUNTS
 from .tiles import describe_keys
 
-_ROWS, _HEADS, _MOST_GROUPS = 8, 4, 16  # by which counts are known; groups of columns
+_ROWS_COUNTED, _HEADS_COUNTED, _MOST_GROUPS = (
+    16,
+    4,
+    8,
+)  # by which counts are known; groups of columns
 _LEFT_BY_COUNTS = 9.0  # mean square of z, at most
 _FEWEST_KEYS, _CHUNKS_NAMED = 4, 2  # of a chunk; chunks of queries that are named
-_TOLD = 30.0  # root of the sum of squares of z by which a count is known
+_TOLD_COUNT = 30.0  # root of the sum of squares of z by which a count is known
+
+_NO_WEIGHT = 1e-9
 
 HowOften = npt.NDArray[np.int64]
 
 
 def _take_few(back: Backward, of: str) -> list[Sampled]:
-    wrong = thin(back.list_wrong(of), _HEADS)
-    return [x.take(thin(np.arange(len(x.got)), _ROWS)) for x in wrong]
+    wrong = thin(back.list_wrong(of), _HEADS_COUNTED)
+    return [x.take(thin(np.arange(len(x.got)), _ROWS_COUNTED)) for x in wrong]
 
 
 def _fit_counts(terms: Doubles, got: Doubles, usual: Seen) -> HowOften | None:
     """Fit how often terms, (numbers, terms), count; those that do not matter count as usual."""
     if not len(got):
         return usual.astype(int)
-    known = np.sqrt(np.sum(terms * terms, 0)) > _TOLD
+    known = np.sqrt(np.sum(terms * terms, 0)) > _TOLD_COUNT
     if not (np.all(np.isfinite(terms)) and np.all(np.isfinite(got))) or len(got) < 2 * np.sum(
         known
     ):
@@ -103,7 +110,7 @@ def list_chunks_seen(back: Backward) -> Iterator[Candidate]:
     back.forward.append(Alternative("", forward._replace(causal=False, window=(None, None))))
     terms = [
         next(iter(back.list_factors(Candidate("", free), "dq", x.rows.at, x.rows.queries)))
-        for x in thin(wrong, _HEADS)
+        for x in thin(wrong, _HEADS_COUNTED)
     ]
     for size in dict.fromkeys(-(-m // x) for x in PARTS if m // x >= _FEWEST_KEYS):
         parts, j = -(-m // size), np.arange(m)
@@ -111,7 +118,7 @@ def list_chunks_seen(back: Backward) -> Iterator[Candidate]:
         for r in range(parts):
             columns, rest = [], []
             for x, (weights, rows) in zip(wrong, terms, strict=False):
-                at = thin(np.flatnonzero(x.rows.queries // size == r), _ROWS)
+                at = thin(np.flatnonzero(x.rows.queries // size == r), _ROWS_COUNTED)
                 size_of = back.samples["dq"].unit * row_sizes(x.got[at])
                 late = j % size > x.rows.queries[at, None] % size
                 sums = [
@@ -154,3 +161,71 @@ def _describe_chunks(shown: HowOften, size: int) -> str:
         words.append(f"{queries} see {' and '.join(said) or 'no keys'}")
     more = f" and so on ({len(words) - _CHUNKS_NAMED} more)" * (len(words) > _CHUNKS_NAMED)
     return f"chunks of {size} see others: {'; '.join(words[:_CHUNKS_NAMED])}{more}"
+
+
+def list_transposed(back: Backward) -> Iterator[Candidate]:
+    """List gradients in whose sums each square tile of weights is transposed, or is not."""
+    n, m, _ = back.first.forward.shape
+    sizes = [x for x in TILE_SIZES if n % x == 0 == m % x and n * m <= GROUPED_PAIRS]
+    for of, size in product(back.failed, sizes):
+        called = "weights" if of == "dv" else "derivatives of scores"
+        text = (
+            f"in {of}, the {called} of each tile of {size} queries and {size} keys are transposed"
+        )
+        yield Candidate(text, to=of, answer=partial(_transpose_tiles, back, size))
+
+
+def _transpose_tiles(
+    back: Backward, size: int, of: str, index: Index, _: Sequence[Index]
+) -> Doubles:
+    rows, total = np.arange(back.parts[of].problem.shape[0]), np.zeros(())
+    for weights, x in back.list_factors(Candidate(""), of, index, rows):
+        tiles = weights.reshape(len(weights) // size, size, -1, size).transpose(0, 3, 2, 1)
+        total = total + tiles.reshape(weights.shape) @ x
+    return total
+
+
+def list_other_normalisers(back: Backward) -> Iterator[Candidate]:
+    """List the pass in which weights of keys one after another have another lse in wrong rows."""
+    m, wrong = back.first.forward.shape[1], back.list_wrong("dq") if "dq" in back.failed else []
+    if not wrong or back.first.forward.shape[0] * m > GROUPED_PAIRS:
+        return
+    best: list[tuple[float, int, slice, list[Doubles]]] = []
+    for size in dict.fromkeys(-(-m // x) for x in PARTS if m // x >= _FEWEST_KEYS):
+        sums = [back.sum_tiles("dq", x, size) for x in wrong]
+        for first, last in combinations(range(sums[0].shape[-1] + 1), 2):
+            off = before = 0.0
+            factors = list[Doubles]()
+            for x, y in zip(wrong, sums, strict=True):
+                part, exact = np.sum(y[..., first:last], -1), np.sum(y, -1)
+                scale, rest = back.samples["dq"].unit * row_sizes(x.got), x.got - exact + part
+                f = np.sum(part * rest / scale**2, -1) / np.sum(part * part / scale**2, -1)
+                factors.append(np.maximum(f, _NO_WEIGHT))
+                off += float(np.sum(np.square((rest - factors[-1][:, None] * part) / scale)))
+                before += float(np.sum(np.square((x.got - exact) / scale)))
+            if off < min(_LEFT_BY_COUNTS * sum(x.got.size for x in wrong), before / 16):
+                keys = slice(first * size, min(last * size, m))
+                best.append((off, keys.stop - keys.start, keys, factors))
+    for _, _, keys, factors in sorted(best, key=lambda x: x[:2])[:1]:
+        more = {
+            x.rows.at: (x.rows.queries, -np.log(f)) for x, f in zip(wrong, factors, strict=True)
+        }
+        least, most = (g(np.concatenate([y for _, y in more.values()])) for g in (np.min, np.max))
+        text = f"in the backward pass weights of {describe_keys(_mark(keys, m))} have another lse, "
+        text += f"which is {least:.2g} to {most:.2g} larger in the wrong rows of dq"
+        yield Candidate(text, read=partial(_read_other_lse, more, _mark(keys, m)))
+
+
+def _mark(keys: slice, m: int) -> Seen:
+    return np.asarray((np.arange(m) >= keys.start) & (np.arange(m) < keys.stop))
+
+
+def _read_other_lse(
+    more: Mapping[Index, tuple[HowOften, Doubles]], keys: Seen, look: Lookup, at: Index
+) -> HeadPass:
+    """Read an lse of some queries for some keys."""
+    back, kept = look(at)
+    rows, by = more.get(at, (np.zeros(0, int), np.zeros(0)))
+    lse = np.repeat(kept.lse[:, None], len(keys), -1)
+    lse[rows] += by[:, None] * keys
+    return back, kept._replace(lse=lse)

@@ -15,6 +15,7 @@ from ....arrays.words import place
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
 from ...verification.findings import LOGARITHMS, Numbers, name_number, name_span
+from ..causes.places import by_row
 from ..causes.sampled import Alternative, Result, Rows, attend, take_rows
 from ..causes.slips import TILE_SIZES, list_parts, merge_parts, score_all, weigh_keys
 from ..causes.wrong_rows import Sampled, finite, row_sizes, thin
@@ -22,8 +23,8 @@ from .tiles import choose_columns, describe_keys
 
 _CLASS_PERIODS = (2, 4, 8, 16, 32, 64, 48, 24, 96, 128)  # of keys of which some are a class
 _ROWS_OF_CLASS, _HEADS_OF_CLASS = 32, 4
-_IN_TURN = (3, 4, 8)  # parts
-_NEAR = 5e-3  # relative error of numbers of parts
+_PARTS_IN_TURN = (3, 4, 8)  # parts
+_NEAR_COUNTED = 5e-3  # relative error of numbers of parts
 _FEWEST_ROWS, _MOST_HEADS = 2, 64  # the same of many heads
 _LEFT_BY_CLASSES = 4.0  # mean square of z, at most
 _LEFT_OF_OTHERS = 1 / 16  # of the square of errors, at most
@@ -154,18 +155,21 @@ def list_reweighed(
         x.take(thin(np.arange(len(x.got)), _ROWS_OF_CLASS)) for x in thin(wrong, _HEADS_OF_CLASS)
     ]
     found: list[tuple[float, tuple[str, str], ClassOf, list[Doubles]]] = []
-    zero = any(np.any(~np.any(x.got, -1)) for x in some)  # which any numbers explain that are 0
-    for words, group in _list_classes(problem) if some and not zero else ():
+    # Rows of 0 are explained by numbers that are 0.
+    told = all(np.all(np.isfinite(x.got)) and np.all(np.any(x.got, -1)) for x in some)
+    for words, group in _list_classes(problem) if some and told else ():
         off, before, times = 0.0, 0.0, list[Doubles]()
         for x in some:
             exact, out, each = _fit_factors(problem, group, x.rows, x.got)
             scale, columns = unit * row_sizes(x.got), x.got.shape[1]
             of_fit = np.sum(np.square((x.got - out) / scale))
             off += float(of_fit) * columns / (columns - each.shape[1])  # as many are fitted
-            before += float(np.sum(np.square((x.got - exact.out) / scale)))
+            # Beside the exact row times a number, of which the sum of the weights alone is wrong.
+            factor = by_row(x.got, exact.out)
+            before += float(np.sum(np.square((x.got - factor[:, None] * exact.out) / scale)))
             times.append(each)
             most = _LEFT_BY_CLASSES * sum(y.got.size for y in some)
-            if off > min(_LEFT_OF_OTHERS * before, most):
+            if not off <= min(_LEFT_OF_OTHERS * before, most):  # nan, too
                 break
         else:
             found.append((off, words, group, times))
@@ -184,7 +188,7 @@ def _list_classes(problem: Problem) -> Iterator[tuple[tuple[str, str], ClassOf]]
     (_, m, d), j = problem.shape, np.arange(problem.shape[1])
     parts = {f"tiles of {x} keys": j // x for x in TILE_SIZES[::-1]}
     parts |= {x: np.searchsorted(y, j, "right") - 1 for x, y in list_parts(problem)}
-    parts |= {_go_in_turn(x, y): j // y % x for x, y in product(_IN_TURN, (1, *TILE_SIZES))}
+    parts |= {_go_in_turn(x, y): j // y % x for x, y in product(_PARTS_IN_TURN, (1, *TILE_SIZES))}
     for called, group in parts.items():
         if 1 <= np.max(group) < d / 2:
             text = f"{called} are added with other weights, in each row {{}} times as large"
@@ -240,9 +244,9 @@ def _list_merges(
         size = max(float(np.sum(weight * of_lse * of_lse)), 1e-300)
         c = 1 + float(np.sum(weight * of_lse * of_log)) / size
         by = partial(_count_in_lse, of_top * (c - 1) + 1, of_sum * (c - 1) + 1)
-        name = name_number(c, _NEAR * abs(c), LOGARITHMS | {"the scale": problem.scale})
+        name = name_number(c, _NEAR_COUNTED * abs(c), LOGARITHMS | {"the scale": problem.scale})
         said = f"with an lse in which the {words} counts {c:.3g} times" + f" ({name})" * bool(name)
-        said = f"with {none}" if abs(c) < _NEAR else said
+        said = f"with {none}" if abs(c) < _NEAR_COUNTED else said
         merge = partial(merge_parts, edges=edges.tolist(), weigh=by, is_mean=True)
         compute = partial(_merge_in_turn, order=order, merge=merge)
         yield Alternative(f"{called} are merged {said}", problem, compute=compute)
@@ -299,7 +303,11 @@ def list_merged_more(
     if sum(map(len, shares)) >= _FEWEST_MERGED:
         least, most = (f(np.concatenate(shares)) for f in (np.min, np.max))
         text = f"another part, with {least:.2g} to {most:.2g} of the sum of all weights, is merged"
-        text += ": its numbers are not from the keys" if strange else ", or some keys weigh more"
+        text += (
+            ": its numbers are not from the keys that are seen"
+            if strange
+            else ", or some keys weigh more"
+        )
         heads = [x.rows.at for x in wrong]
         answer = partial(_take_given, problem, heads, numbers)
         yield Alternative(text, problem, answer=answer)

@@ -19,9 +19,10 @@ from ..causes.sampled import Alternative, Result, Rows, attend, take_rows
 from ..causes.slips import TILE_SIZES, score_all
 from ..causes.wrong_rows import finite
 
-_MOST_PAIRS, _NO_CHANCE = 2**22, 14.0  # of queries and keys; log of one over a chance
+_PAIRS_OF_LOST, _CHANCE_OF_ORDER = 2**22, 14.0  # of queries and keys; log of one over a chance
 _OF_X = "e^x of a score less the largest is"
 _FIRST_POWERS = (8.0, 32.0, 128.0, 512.0)  # n of (1 + x / n)^n, where fits begin
+_FIRST_ENDS = (2.0, 4.0, 8.0, 16.0)  # of x, below which it is clamped, likewise
 _TERMS_OF_SERIES = (3, 4, 5, 6)  # of the series of e^x
 _TABLE_STEPS = tuple(2**x for x in range(2, 8))  # of x, between two numbers
 _EXPONENT_SHIFTS = {
@@ -78,7 +79,12 @@ def list_powers(
         weigh = partial(_raise_to_power, n=max(n, 1.0))
         return Alternative("", problem, compute=partial(_attend_with, weigh=weigh))
 
+    def clamp(least: float) -> Alternative:
+        weigh = partial(_clamp, least=-abs(least))
+        return Alternative("", problem, compute=partial(_attend_with, weigh=weigh))
+
     yield f"{_OF_X} (1 + x / n)^n with n = {{}}", power, _FIRST_POWERS
+    yield f"{_OF_X} no less than e^-{{}}", clamp, _FIRST_ENDS
 
 
 def is_of_weights(text: str) -> bool:
@@ -89,6 +95,10 @@ def is_of_weights(text: str) -> bool:
 def rounds_weights(text: str) -> bool:
     """Tell whether a cause is a coarse rounding of weights."""
     return "weights are rounded to" in text or "weights over the largest are rounded" in text
+
+
+def _clamp(x: Doubles, least: float) -> Doubles:
+    return np.exp(np.maximum(x, least))
 
 
 def _raise_to_power(x: Doubles, n: float) -> Doubles:
@@ -153,7 +163,7 @@ def _attend_with(
 
 def say_what_overflows(problem: Problem, numbers: Numbers) -> str:
     """Say by which exponent rows that are lost, NaN, infinite or 0, are told from all others."""
-    if math.prod(problem.lead) * math.prod(problem.shape[:2]) > _MOST_PAIRS:
+    if math.prod(problem.lead) * math.prod(problem.shape[:2]) > _PAIRS_OF_LOST:
         return ""
     (n, m, _), found, lost = problem.shape, list[Doubles](), list[npt.NDArray[np.bool_]]()
     for index in np.ndindex(problem.lead):
@@ -174,10 +184,10 @@ def say_what_overflows(problem: Problem, numbers: Numbers) -> str:
     ways = math.lgamma(len(here) + 1) - math.lgamma(count + 1) - math.lgamma(len(here) - count + 1)
     for name, x in zip(_EXPONENTS, sizes.T, strict=True):
         least, most = np.min(x[here], initial=math.inf), np.max(x[~here], initial=-math.inf)
-        if ways > _NO_CHANCE and most < least < math.inf and least > _LARGEST["float16"]:
-            to = [y for y, z in _LARGEST.items() if least >= z][-1]
+        if ways > _CHANCE_OF_ORDER and most < least < math.inf and least > _OVERFLOW_AT["float16"]:
+            to = [y for y, z in _OVERFLOW_AT.items() if least >= z][-1]
             text = f": they are all rows in which {name} is above {most:.4g}, and no others"
-            return f"{text}, as if e^x of it overflows (in {to} above {_LARGEST[to]:.3g})"
+            return f"{text}, as if e^x of it overflows (in {to} above {_OVERFLOW_AT[to]:.3g})"
     return ""
 
 
@@ -187,4 +197,4 @@ _EXPONENTS = (
     "the lse of the first half of the keys less that of the second",
     "the sink less the largest score",
 )
-_LARGEST = {x: math.log(FORMATS[x].largest) for x in ("float16", "float32")}  # exponents
+_OVERFLOW_AT = {x: math.log(FORMATS[x].largest) for x in ("float16", "float32")}  # exponents

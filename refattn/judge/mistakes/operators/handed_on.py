@@ -17,9 +17,9 @@ CHUNK_SIZES = (64, 16, 32, 128)
 _MOST_TOKENS = 1024  # that go chunk by chunk
 
 Added = Callable[[Index], Doubles]  # to the exact result of a head
-# By sums of log decays from the start of a chunk, (c, d or 1), and columns of keys and values: what
-# the state before the chunk is multiplied by, and keys and rows of its tokens.
-Pass = Callable[[Doubles, int, int], tuple[Any, Any, Any]]
+# By sums of log decays from the start of a chunk, (c, d or 1), those of the chunk before, and how
+# many columns keys and values have: what the state is multiplied by, and keys and rows of tokens.
+Pass = Callable[[Doubles, Doubles, int, int], tuple[Any, Any, Any]]
 
 
 def _decay_over(g: Doubles) -> Doubles:
@@ -29,22 +29,32 @@ def _decay_over(g: Doubles) -> Doubles:
 
 _TO_END = "the decay from a token to the end of its chunk"
 _PASSED: Mapping[str, Pass] = {
-    f"{_TO_END} is left out": lambda g, d, c: (_decay_over(g), 1.0, 1.0),
-    f"{_TO_END} is that from its start": lambda g, d, c: (_decay_over(g), np.exp(g), 1.0),
-    "the decay of the state over the chunk is left out": lambda g, d, c: (
+    f"{_TO_END} is left out": lambda g, h, d, c: (_decay_over(g), 1.0, 1.0),
+    f"{_TO_END} is that from its start": lambda g, h, d, c: (_decay_over(g), np.exp(g), 1.0),
+    "the decay of the state over the chunk is left out": lambda g, h, d, c: (
         1.0,
         np.exp(g[-1:] - g),
         1.0,
     ),
-    "the sum of log decays over the chunk counts as 0": lambda g, d, c: (1.0, np.exp(-g), 1.0),
+    "the decay of the state over the chunk is that of the chunk before": lambda g, h, d, c: (
+        _decay_over(h),
+        np.exp(g[-1:] - g),
+        1.0,
+    ),
+    f"{_TO_END} is that in the chunk before": lambda g, h, d, c: (
+        _decay_over(g),
+        np.exp(h[-1:] - h),
+        1.0,
+    ),
+    "the sum of log decays over the chunk counts as 0": lambda g, h, d, c: (1.0, np.exp(-g), 1.0),
 }
 _BY_COLUMN: Mapping[str, Pass] = {
-    f"{_TO_END} is read by the column of v, not by the token": lambda g, d, c: (
+    f"{_TO_END} is read by the column of v, not by the token": lambda g, h, d, c: (
         _decay_over(g),
         1.0,
         np.exp(g[-1:] - g[:c]).T,
     ),
-    f"{_TO_END} is read by the column of k, not by the token": lambda g, d, c: (
+    f"{_TO_END} is read by the column of k, not by the token": lambda g, h, d, c: (
         _decay_over(g),
         np.exp(g[-1:] - g[:d]).T,
         1.0,
@@ -104,6 +114,8 @@ def list_handed_on(problem: Problem) -> Iterator[tuple[str, Added]]:
             yield text, partial(_read_chunk_within, problem, size, *way)
         by_column = decays[0].shape[-1] == 1 and size >= max(d, d_v)
         wrong = {**_PASSED, **(_BY_COLUMN if by_column else {})} if np.any(decays) else {}
+        if n <= 2 * size:  # before the first chunk there is none
+            wrong = {x: y for x, y in wrong.items() if "chunk before" not in x}
         for text, change in wrong.items():
             words = f"in the state that chunks of {size} pass on, {text}"
             yield words, partial(_pass_on, problem, size, change, 0)
@@ -197,15 +209,15 @@ def _pass_on(problem: Problem, size: int, change: Pass, first: int, index: Index
         if at * size < first:
             state = right
             continue
-        state = _pass_state(tokens, state, change)
+        state = _pass_state(tokens, state, change, cut.log_decay[at - 1] * (at > 0))
     wrong = state if problem.of == "state" else np.concatenate(rows)[: len(x["q"])]
     return np.asarray(wrong - give(problem.read, index, problem.scale, problem.of))
 
 
-def _pass_state(tokens: Tokens, state: Doubles, change: Pass) -> Doubles:
-    """Pass a state on through a chunk, with other decays."""
-    g = np.cumsum(tokens.log_decay, 0)
-    kept, of_keys, of_rows = change(g, *state.shape)
+def _pass_state(tokens: Tokens, state: Doubles, change: Pass, before: Doubles) -> Doubles:
+    """Pass a state on through a chunk, with other decays, as those of the chunk before."""
+    g, h = (np.cumsum(x, 0) for x in (tokens.log_decay, before))
+    kept, of_keys, of_rows = change(g, h, *state.shape)
     passed = kept * state + (of_keys * tokens.k).T @ (of_rows * tokens.v)
     if tokens.a is not None:
         removed = recur(tokens._replace(q=tokens.b), state, True, np)[0]
@@ -216,4 +228,4 @@ def _pass_state(tokens: Tokens, state: Doubles, change: Pass) -> Doubles:
 def list_passed(tokens: Tokens, state: Doubles) -> Iterator[tuple[str, Doubles]]:
     """List the states that a chunk of these tokens passes on with other decays."""
     for words, change in _PASSED.items():
-        yield words, _pass_state(tokens, state, change)
+        yield words, _pass_state(tokens, state, change, tokens.log_decay)

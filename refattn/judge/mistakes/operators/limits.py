@@ -187,17 +187,21 @@ def list_own_limits(
         for at, x in enumerate(wrong[:_OWN_HEADS])
     ]
     size_of = sum(x.got.size for x in heads)
+    # Rows of query heads that share a key head may lie one after another, token by token.
+    shares = problem.lead[-1] // (problem.key_heads or problem.lead[-1]) if problem.lead else 1
     for turn, own, free in ((x, y or 0, z) for x, y, _, z in _list_ends(problem)):
         far = [rate(free, x, turn) for x in heads]
         sees = "query i sees keys up to" if turn > 0 else "the window of query i starts at"
         pairs = [(x.rows.at, x.rows.queries, y) for x, y in zip(heads, far, strict=True)]
-        shifts = {at: _choose_shift(y, i + own) for at, i, y in pairs}
-        if sum(x[1] for x in shifts.values()) < _MOST_OFF * size_of:
-            by = {at: own + x[0] for at, x in shifts.items()}
-            each = [f"{write_shift('i', c)} in head {place(at)}" for at, c in by.items()]
+        for times in dict.fromkeys((1, shares)):
+            shifts = {at: _choose_shift(y, times * i + own) for at, i, y in pairs}
+            if not sum(x[1] for x in shifts.values()) < _MOST_OFF * size_of:
+                continue
+            by, row = {at: own + x[0] for at, x in shifts.items()}, f"{times} i".removeprefix("1 ")
+            each = [f"{write_shift(row, c)} in head {place(at)}" for at, c in by.items()]
             more = " and so on" * (len(each) > _NAMED_HEADS)
             text = f"{sees} {', '.join(each[:_NAMED_HEADS])}{more}"
-            seen = partial(_show_by_head, turn, own, by)
+            seen = partial(_show_by_head, turn, (own, times), by)
             shown = partial(_show_both, show_band(free), seen)
             yield Alternative(text, problem, shown, named=len(wrong) > len(heads))
         i, rated = np.concatenate([x[1] for x in pairs]), np.concatenate(far)
@@ -327,8 +331,8 @@ def _follow_order(order: Places, x: Places) -> Places:
     return np.asarray(x // len(order) * len(order) + order[x % len(order)])
 
 
-def _show_by_head(turn: int, own: int, by: Mapping[Index, int], x: Place) -> Seen:
-    limit = x.i + by.get(x.at, own)
+def _show_by_head(turn: int, own: tuple[int, int], by: Mapping[Index, int], x: Place) -> Seen:
+    limit = own[1] * x.i + by[x.at] if x.at in by else x.i + own[0]
     return np.asarray(x.j <= limit if turn > 0 else x.j >= limit)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ....arrays.library import Doubles
 from ...rounding.problems import Index, Problem
-from ...verification.findings import name_span
+from ...verification.findings import describe_span
 from ..causes.sampled import Alternative, Result, Rows, take_rows
 from ..causes.slips import weigh_with_hidden
 from ..causes.wrong_rows import Sampled, row_sizes, thin
@@ -159,7 +159,9 @@ def list_few_keys(problem: Problem, wrong: Sequence[Sampled], unit: float) -> It
     if keys and told and left <= _LEFT_BY_FEW and chance < math.log(_CHANCE_OF_FEW):
         found = dict(sorted(zip(keys, times.tolist(), strict=True)))
         yield Alternative(
-            _describe_counted(found), problem, answer=partial(_count_few, problem, found)
+            describe_counts({x: 1 + c for x, c in found.items()}),
+            problem,
+            answer=partial(_count_few, problem, found),
         )
 
 
@@ -177,17 +179,30 @@ def _count_few(problem: Problem, found: Mapping[int, float], rows: Rows) -> Resu
     return exact._replace(out=out, lse=exact.lse + np.log(total))
 
 
-def _describe_counted(found: Mapping[int, float]) -> str:
-    """Say which keys do not count, and how often others do."""
+def describe_counts(
+    times: Mapping[int, float], hidden: Collection[int] = (), where: str = ""
+) -> str:
+    """Say which keys do not count, how often others do, and which hidden ones are seen."""
     words: dict[str, list[int]] = {}
-    for key, c in found.items():
-        whole = round(1 + c)
-        near = abs(1 + c - whole) < _NEAR_COUNT
-        name = {0: "not", 2: "twice"}.get(whole, f"{whole} times") if near else f"{1 + c:.2g} times"
-        words.setdefault(name, []).append(key)
+    for key, c in times.items():
+        whole = round(c)
+        near = abs(c - whole) < _NEAR_COUNT
+        name = {0: "not", 2: "twice"}.get(whole, f"{whole} times") if near else f"{c:.2g} times"
+        words.setdefault("seen" if near and whole == 1 and key in hidden else name, []).append(key)
     said = []
     for name, keys in words.items():
         s = "" if len(keys) > 1 else "s"
         verb = f"do{'es' * bool(s)} not count" if name == "not" else f"count{s} {name}"
-        said.append(f"{name_span('keys', np.array(keys))} {verb}")
+        verb = ("is" if s else "are") + " seen" if name == "seen" else verb
+        said.append(f"key{'s' * (not s)} {name_runs(np.array(keys))}{where} {verb}")
     return " and ".join(said)
+
+
+def name_runs(numbers: npt.NDArray[np.int64]) -> str:
+    """Name numbers by a rule or, if there is none, by spans of them, of many the first."""
+    text = describe_span(numbers)
+    if not text.startswith("between"):
+        return text
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    more = f" and {len(runs) - _FIRST_NAMED} more spans" if len(runs) > _FIRST_NAMED else ""
+    return ", ".join(map(describe_span, runs[:_FIRST_NAMED])) + more

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,12 +18,13 @@ from ..causes.changed_inputs import list_scales
 from ..causes.sampled import Alternative, Result, Rows
 from ..causes.slips import attend_by
 from ..causes.wrong_rows import Sampled, row_sizes, thin
-from .arrays import read_rows_at
+from .arrays import NOWHERE, take_or_zero
 from .intervals import find_interval
 from .maps import list_head_rules
 from .strides import PLURALS
 from .tiles import ScoreText, mix_keys, score_rows
 
+_PLACES_LATER = [x * y for x in (1, 2, 3, 4, 8, 16, 32, 64) for y in (1, -1)]  # places
 _SPANS_OF_EACH, _TURNS_OF_SPANS = 2, 3  # of a batch member or head, and turns to find them
 _ROWS_OF_SPAN, _HEADS_OF_SPAN = 3, 3  # that are looked at
 _NUMBERS_OF_SPAN = 2**22  # of sums of keys, at most
@@ -58,18 +59,23 @@ def _list_versions(problem: Problem) -> Iterator[Alternative]:
     yield from list_scales(problem)
 
 
-_OTHER_KEYS: Mapping[str, Callable[[Any], Any]] = {
-    "the next key": lambda j: np.minimum(j + 1, len(j) - 1),
-    "the key before": lambda j: np.maximum(j - 1, 0),
-    "the other key of each pair": lambda j: np.minimum(j ^ 1, len(j) - 1),
-}
-
-
 def _list_moved_keys(problem: Problem) -> Iterator[Alternative]:
-    """List keys and values that are read in the place of others."""
-    for names, (other, of) in product(("kv", "k", "v"), _OTHER_KEYS.items()):
-        called = " and ".join(PLURALS[x] for x in names)
-        yield Alternative(f"{called} are those of {other}", read_rows_at(problem, names, of))
+    """List keys and values that are read in the place of others; zeros past the end."""
+    for names, by in product(("kv", "k", "v"), (0, *_PLACES_LATER)):
+        moved, called = problem, " and ".join(PLURALS[x] for x in names)
+        for name in names:
+            moved = moved.replaced(name, partial(_read_later, problem, by))
+        other = f"key {abs(by)} places {'later' if by > 0 else 'before'}"
+        named = {0: "other key of each pair", 1: "next key", -1: "key before"}.get(by, other)
+        yield Alternative(f"{called} are those of the {named}", moved)
+
+
+def _read_later(problem: Problem, by: int, at: Index, x: Doubles) -> Doubles:
+    j, packed, end = np.arange(len(x)), problem.packed, len(x)
+    if packed is not None and packed.table is not None:
+        end = int(packed.keys[at[0], 1])
+    to = j + by if by else j ^ 1
+    return take_or_zero(x, np.where((to >= 0) & (to < end), to, NOWHERE))
 
 
 def list_spans(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Iterator[Alternative]:

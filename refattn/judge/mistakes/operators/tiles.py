@@ -278,7 +278,11 @@ def list_scoped(
     m = problem.shape[1]
     right = partial(score_rows, Alternative("", problem))
     texts: list[tuple[str, ScoreText, int]] = [
-        (x.text, partial(score_rows, x), next((y for y in TILE_SIZES if m <= y * _SCOPED_TILES), m))
+        (
+            x.text,
+            partial(score_rows, x),
+            next((y for y in (8, *TILE_SIZES) if m <= y * _SCOPED_TILES), m),
+        )
         for x in chain(alternatives, _list_shifted(problem))
         if x.compute is attend and x.answer is None and x.move is None
     ]
@@ -368,7 +372,7 @@ def describe_keys(keys: npt.NDArray[np.bool_], called: str = "keys") -> str:
     """Name some keys, or queries, by spans of them, of many the first."""
     edges = np.flatnonzero(np.diff(np.pad(keys.astype(int), 1)))
     spans = [describe_span(np.arange(*x)) for x in zip(edges[::2], edges[1::2], strict=True)]
-    for period in (x for x in TILE_SIZES if len(spans) > 1 and 2 * x <= len(keys)):
+    for period in (x for x in (8, *TILE_SIZES) if len(spans) > 1 and 2 * x <= len(keys)):
         if np.array_equal(keys, np.resize(keys[:period], len(keys))):
             spans = [f"{describe_span(np.flatnonzero(keys[:period]))} of each {period}"]
             break

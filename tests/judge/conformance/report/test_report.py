@@ -1,4 +1,4 @@
-"""The report of a run of the checks: as text, JSON, JUnit XML and a page."""
+"""The report of a run of the checks: as text, JSON and a page."""
 
 import json
 import math

@@ -80,7 +80,21 @@ def by_column(sums):
     return np.exp(sums[:, -1:]), np.exp(sums[:, -1:] - padded[:, :COLUMNS]).mT
 
 
+class OfChunkBefore:
+    """The state decays as over the chunk of 16 before; the last chunk is shorter."""
+
+    last = 0.0
+
+    def __call__(self, sums):
+        kept, self.last = np.exp(self.last), sums[:, -1:] * (sums.shape[1] == 16)
+        return kept + 0 * sums[:, -1:], np.exp(sums[:, -1:] - sums)
+
+
 CASES = {
+    "chunks of 16 pass on, the decay of the state over the chunk is that of the chunk before": {
+        "size": 16,
+        "passed": OfChunkBefore(),
+    },
     "after its chunk of 32, not before it": {"size": 32, "by": 1},
     "one chunk of 16 too early": {"size": 16, "by": -1},
     "chunks of 32 pass on, the decay from a token to the end of its chunk is left out": {

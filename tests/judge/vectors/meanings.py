@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from .cases import Case
+from refattn.judge.vectors import Case
 
 
 @cache
 def known_meanings() -> dict[str, str]:
     """Load what ids have meant, those of earlier versions too."""
-    text = resources.files(__package__).joinpath("ids.json").read_text("ascii")
-    return dict(json.loads(text))
+    return dict(json.loads(Path(__file__).with_name("ids.json").read_text("ascii")))
 
 
 def meaning(case: Case) -> str:
