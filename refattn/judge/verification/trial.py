@@ -44,6 +44,7 @@ from .findings import (
     Suspect,
     WrongRow,
     Z,
+    name_factor,
     name_heads,
 )
 from .head_sums import ONE_PERCENT, HeadSums
@@ -136,7 +137,8 @@ def attempt(
     # A direction is suspected if it is tested against, or if it explains much of what failed.
     suspects = [
         Suspect(
-            x.name, x.value, x.error, float(p), x.explained / max(errors.weighted, 1e-300), x.where
+            *(x.name, x.value, x.error, float(p), x.explained / max(errors.weighted, 1e-300)),
+            x.where + name_factor(problem, 1 + x.value, x.error) * (x.name == "factor"),
         )
         for x, p in zip(directions, adjusted[len(raw) :], strict=True)
         if p <= alpha or (min(adjusted) <= alpha and x.explained > errors.weighted / 4)

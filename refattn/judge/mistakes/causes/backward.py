@@ -82,6 +82,7 @@ class Candidate(NamedTuple):
     tile: Callable[[Tile], Tile] = lambda x: x  # scores of the backward pass, and their slopes
     added: Mapping[tuple[str, Index], Doubles] = {}  # to each row, by gradient and head
     answer: Callable[[str, Index, Sequence[Index]], Doubles] | None = None  # of all of a head
+    fitted: bool = False  # whether it has a number that is fitted
 
 
 def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
@@ -105,13 +106,16 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     for (those, edges), (said, names) in product(list_parts(forward), _OF_PARTS.items()):
         change = partial(_keep_parts, edges=edges, names=names)
         yield Candidate(f"in the backward pass {said} of {those}", change=change)
-    places: dict[str, Take] = {x: partial(_take_head, y) for x, y in list_head_rules(forward)}
+    places: dict[str, Take] = {
+        x: partial(lambda rule, get, at: get(rule(at)), y) for x, y in list_head_rules(forward)
+    }
     for words, take in {**_BESIDE, **places}.items():
         yield Candidate(f"d_out is read from {words}", read=partial(_read_derivatives, take))
     for words, change_slope in _SLOPES.items() if forward.softcap is not None else ():
         yield Candidate(f"the derivative of the soft cap is {words}", tile=change_slope)
     for text, (name, kept) in _OTHERWISE.items():
-        yield Candidate(text, change=partial(_keep, name, kept))
+        change = partial(lambda name, of, x, y: (x, y._replace(**{name: of(y)})), name, kept)
+        yield Candidate(text, change=change)
     for size in (x for x in (1, *TILE_SIZES) if x < n and gradient.of != "dq"):
         last = f"tile of {size} queries" if size > 1 else "query"
         text = f"of the queries that see a key, only the last {last} counts in its sum"
@@ -172,24 +176,16 @@ def _keep_parts(x: BackwardHead, y: Kept, edges: Sequence[int], names: Sequence[
     return x, y._replace(**{name: np.concatenate(found[name], -1) for name in names})
 
 
-def _cut_values(width: int, x: BackwardHead, y: Kept) -> HeadPass:
-    kept = np.arange(x.head.v.shape[-1]) < width
-    return x._replace(head=x.head._replace(v=np.where(kept, x.head.v, 0.0))), y
-
-
-def _cut_delta(width: int, x: BackwardHead, y: Kept) -> HeadPass:
-    assert x.out is not None
-    return x, y._replace(delta=np.sum((x.d_out * x.out)[:, :width], -1))
-
-
-_CUTS = {
-    "of v are left out of d_out . v": _cut_values,
-    "are left out of D = d_out . out": _cut_delta,
+_CUTS: Mapping[str, Callable[[int, BackwardHead, Kept], HeadPass]] = {
+    "of v are left out of d_out . v": lambda width, x, y: (
+        x._replace(head=x.head._replace(v=x.head.v * (np.arange(x.head.v.shape[-1]) < width))),
+        y,
+    ),
+    "are left out of D = d_out . out": lambda width, x, y: (
+        x,
+        y._replace(delta=np.sum((x.d_out * np.asarray(x.out))[:, :width], -1)),
+    ),
 }
-
-
-def _keep(name: str, of: Callable[[Kept], Doubles], x: BackwardHead, y: Kept) -> HeadPass:
-    return x, y._replace(**{name: of(y)})
 
 
 _OTHERWISE: Mapping[str, tuple[str, Callable[[Kept], Doubles]]] = {
@@ -248,12 +244,6 @@ def _read_derivatives(take: Take, look: Lookup, at: Index) -> HeadPass:
     d_out = take(lambda index: look(index)[0].d_out, at)
     delta = kept.delta if back.out is None else np.sum(d_out * back.out, -1)
     return back._replace(d_out=d_out), kept._replace(delta=delta)
-
-
-def _take_head(
-    rule: Callable[[Index], Index], get: Callable[[Index], Doubles], at: Index
-) -> Doubles:
-    return get(rule(at))
 
 
 def _deal(heads: Sequence[Index], keys: int) -> Shares:

@@ -156,14 +156,8 @@ class Explained(NamedTuple):
 
     @property
     def is_sure(self) -> bool:
-        """Whether it is no other mask, or two mistakes, in some rows alone."""
-        return self.everywhere or (self.alternative.plain and ", and " not in self.alternative.text)
-
-
-def _of_head(
-    family: Callable[[Mapping[Index, float]], Alternative], at: Index, c: float
-) -> Alternative:
-    return family({at: c})
+        """Whether it is no other mask in some rows alone."""
+        return self.everywhere or self.alternative.plain
 
 
 class Trials:
@@ -385,12 +379,13 @@ class Trials:
         if not math.prod(self.problem.lead) > 1:
             return
         yield from self.explain_all(list_exchanged(self.problem, self.sample, self.sizes))
+        of_head: Any = lambda family, at, c: family({at: c})  # noqa: E731
         for text, family, starts in list_of_heads(self.problem):
             found: dict[Index, float] = {}
             for number, x in enumerate(self.sample.heads):
                 at = x.rows.at
                 if x.wrong.any():
-                    fitted = self.fit_number(partial(_of_head, family, at), starts, [number])
+                    fitted = self.fit_number(partial(of_head, family, at), starts, [number])
                     if fitted is not None:
                         found[at] = fitted[0]
             words = describe_numbers(text, found)
