@@ -62,7 +62,7 @@ _MUCH_LARGER = 2.0**16  # times, of which roundings are below the floor
 _ALONG = 16  # of a row, along which errors are compared
 _TRIED_SHARES = 0.7, 0.5, 0.35, 0.25, 0.12, 0.06, 0.03, 0.01, 0.0  # of weights, that are tried
 _VANISHES = 1e-6  # of the standard deviation, below which a gradient is 0, and tells no profile
-_HARDLY = 2.0**-10  # of a row: keys of such weights in all may be moved
+_HARDLY = 2.0**-10  # of a row: keys of such weights in all may be moved, or columns
 _CHANCE = 1e-2  # of a right profile to be taken for one that does not explain them
 
 
@@ -276,19 +276,20 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
             return square, np.log(np.where(np.isnan(sure), 1.0, std)), near
 
         square, logs, near = fit(rows.std)
-        least, shares = np.minimum(_mean(near), _LEAST**2), np.ones(len(error))
+        kept = _leave(near, rows.std)
+        least, shares = np.minimum(kept, _LEAST**2), np.ones(len(error))
         if problem.is_mean:
             spared, whole = spared_variance(read.head(index), roundings, i, rows)
             rest = _LEAST**2 * np.maximum(1 - spared / np.square(rows.std), 0.0)
             least = np.minimum(least, _mean(np.minimum(near, rest)))
             if roundings.knows_digits(False) and not whole.any():
-                least = _find_known_factors(_mean(near), seen)
+                least = _find_known_factors(kept, seen)
             left = np.where(whole > 0, 1 - spared / np.where(whole > 0, whole, 1.0), 1.0)
             shares = np.min(np.maximum(left, 0.0), -1, initial=1.0)
         elif joint and (roundings.maximum or may_be_tied(problem, index, roundings)):
             shares *= 0.0
         elif joint and roundings.knows_digits(True):
-            least = _find_known_factors(_mean(near), seen)
+            least = _find_known_factors(kept, seen)
         units = weights[problem.number(index), i]
         if joint and not problem.is_mean:
             # Where terms cancel, as if all values are the same, roundings may cancel as well.
@@ -380,6 +381,12 @@ def _mean(x: Doubles) -> Doubles:
     known = ~np.isnan(x)
     means: Doubles = np.sum(np.where(known, x, 0.0), -1) / np.maximum(np.sum(known, -1), 1)
     return means
+
+
+def _leave(near: Doubles, std: Doubles) -> Doubles:
+    """Average what roundings to nearest leave of rows, in columns that roundings move."""
+    moved = std > _HARDLY * np.max(np.where(np.isnan(near), 0.0, std), -1, keepdims=True)
+    return _mean(np.where(moved, near, math.nan))
 
 
 def _weigh(
