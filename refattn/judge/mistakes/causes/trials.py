@@ -334,9 +334,9 @@ class Trials:
         lists += [reach(problem, x) for x in self.first if length]
         lists.append(list_own_limits(problem, every, self.rate))
         lists += [list_column_factors(problem, every, unit), list_columns(problem, every, unit)]
-        lists += [list_partial_sums(problem, every, unit), list_moved_tiles(problem, every, unit)]
-        lists.append(list_spans(problem, every, unit))
+        lists.append(list_partial_sums(problem, every, unit))
         lists += [x(problem, few, unit) for x in (list_stale_weights, list_crossed_parts)]
+        lists += [x(problem, every, unit) for x in (list_moved_tiles, list_spans)]
         lists += [list_smoothed(problem), self.take_nearest(list_rounded_by_tiles(problem))]
         lists.append(list_scoped(problem, list_alternatives(problem), few, unit))
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
