@@ -365,7 +365,10 @@ def of_scale(factor, **wrong):
     [
         ({}, ""),
         ({"delta": lambda x: 0 * x}, "D = d_out . out is left out"),
-        ({"values": lambda v: np.where(np.arange(16) < 8, v, 0)}, "columns 8 to 15 are left out in d_out . v"),
+        (
+            {"values": lambda v: np.where(np.arange(16) < 8, v, 0)},
+            "columns 8 to 15 are left out in d_out . v",
+        ),
     ],
 )
 def test_bugs_of_gradients_beside_another_scale(factor, wrong, words):
