@@ -41,9 +41,12 @@ class Tally(NamedTuple):
     @classmethod
     def of(cls, t: Any, u: Any, g: Any, slack: Any, weights: Any, axis: int = -1) -> Tally:
         """Sum over an axis."""
-        to, tu, tg = (weights * x for x in (t, u, g))
+        weighted = t, u, g, slack
+        if not np.all(weights == 1):
+            weighted = (*(weights * x for x in weighted),)
+        to, tu, tg, _ = weighted
         pairs = ((to, t), (to, u), (tu, u), (to, g), (tu, g), (tg, g))
-        first = (np.sum(x, axis=axis) for x in (to, tu, tg, weights * slack))
+        first = (np.sum(x, axis=axis) for x in weighted)
         return cls(*first, *(_sum_products(x, y, axis) for x, y in pairs))
 
     def over(self, axis: int) -> Tally:
@@ -60,9 +63,8 @@ def evenly(t: Any, u: Any, g: Any, slack: Any) -> tuple[Any, Any, Any, Any]:
     """Divide the rows of a direction by their standard deviations: none outweighs the others."""
     # sqrt(g) is the standard deviation of T if columns are independent. The test is valid with any
     # weights that do not depend on the errors.
-    factor = np.where(g > 0, g, math.inf)
-    np.sqrt(factor, out=factor)
-    np.divide(1.0, factor, out=factor)
+    factor = np.sqrt(g if np.min(g, initial=1.0) > 0 else np.where(g > 0, g, math.inf))
+    factor = np.divide(1.0, factor, out=factor if np.ndim(factor) else None)
     return t * factor, u * factor, g * factor, slack * factor
 
 

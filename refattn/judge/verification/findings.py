@@ -65,7 +65,8 @@ class Suspect(NamedTuple):
         Name of the bug.
     estimate, error : float
         Its size (0 if it is absent), and the standard error of the size; nan for a bug without a
-        size, for which it was only tested whether it explains the numbers.
+        size, for which it was only tested whether it explains the numbers. The error alone is nan
+        where more than roundings is left.
     adjusted : float
         The corrected p-value of its absence; nan for a bug without a size.
     explained : float
@@ -237,6 +238,21 @@ def name_number(c: float, error: float, known: Mapping[str, float] = LOGARITHMS)
     """Name a factor that is known by its errors, or is near enough; "" if it is none."""
     near = max(4 * error, 1e-3 * abs(c))
     return next((x for x, y in known.items() if abs(y - c) < near and y != 1), "")
+
+
+def name_factor(problem: Problem, c: float, error: float) -> str:
+    """Say what a factor is that has a name: of the scale, of logarithms, or of head counts."""
+    known = {**LOGARITHMS}
+    if problem.gradient is not None and problem.gradient.of != "dv" and problem.scale:
+        known["the scale is used twice"] = problem.scale
+        known["the scale is left out"] = 1 / problem.scale
+    # A sum over the query heads of a key head may be a mean, or be multiplied by their number.
+    share = problem.lead[-1] // problem.key_heads if problem.key_heads and problem.lead else 1
+    if share > 1:
+        known["the number of query heads of a key head"] = share
+        known["1 / the number of query heads of a key head"] = 1 / share
+    words = name_number(c, error, known)
+    return f": {words}" * bool(words)
 
 
 def name_heads(problem: Problem, heads: npt.NDArray[np.int64]) -> str:

@@ -15,6 +15,7 @@ from ..rounding.head import CACHED_PAIRS, TILE_KEYS, ScoredRows, Tile, attend_ro
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
 from ..rounding.roundings import Roundings, RowErrors
+from ..rounding.saved import share_tile
 from ..rounding.ties import count_equal, mark_equal
 from .directions import NEARLY_ONE, PLAIN_DIRECTIONS, list_tangents
 from .evidence import DirectionSums, Evidence, Known, Tally
@@ -224,7 +225,6 @@ class HeadSums:
     ) -> Callable[[], None]:
         """Sum errors along the loss of each key, and sink: the derivative p (v - out) / (1 - p)."""
         head = self.problem.head(index)
-        lse = np.where(np.isfinite(rows.lse), rows.lse, math.inf)[:, None]
         inverse = 1 / np.square(rows.std)
         slack = inverse * rows.slack  # times |v - out|, by Cauchy and Schwarz
         far, about = _row_norms(slack)[:, None], np.sum(slack * np.abs(rows.out), -1)[:, None]
@@ -234,7 +234,7 @@ class HeadSums:
         for tile in scan_tiles(head, i, max(_TILE_KEYS, CACHED_PAIRS // max(len(errors), 1))):
             # The same with f = share (out - v) for each key, multiplied out: these are products of
             # matrices with v, and with v^2 for the size.
-            share = _lose_shares(tile, lse)
+            share = _lose_shares(tile, rows.lse)
             v = head.v[tile.keys]
             e, d = (share * (y - x @ v.T) for x, y in zip((errors, roundings), less, strict=False))
             size = inverse @ np.square(v).T
@@ -352,11 +352,7 @@ def _shorten(x: Doubles) -> Doubles:
 
 def _lose_shares(tile: Tile, lse: Doubles) -> Doubles:
     """Return p / (1 - p): what the loss of a key with the share p adds to those of others."""
-    share = tile.scores - lse
-    np.minimum(share, 0.0, out=share)
-    np.exp(share, out=share)
-    if tile.visible is not None:
-        share[~tile.visible] = 0.0
+    share, _ = share_tile(tile, lse)
     if np.max(share, initial=0.0) >= NEARLY_ONE:
         share[share >= NEARLY_ONE] = 0.0
     share /= 1 - share

@@ -79,8 +79,8 @@ class RowBox(NamedTuple):
         """Return mean squares, and logs of p-values; where nothing is known of a row both are 0."""
         squares, columns = np.zeros(len(self.errors)), self.errors.shape[1]
         if self.known.any():
-            some = (x[self.known] for x in (self.covariances, self.errors, self.low, self.high))
-            squares[self.known] = least_squares(*some) / columns
+            some = (x[self.known] for x in (self.errors, self.low, self.high))
+            squares[self.known] = Ellipsoids.of(self.covariances[self.known]).bound(*some) / columns
         return squares, np.asarray(log_chernoff(squares, columns))
 
 
@@ -221,11 +221,6 @@ def test_each(
     ]
 
 
-def least_squares(covariances: Doubles, errors: Doubles, low: Doubles, high: Doubles) -> Doubles:
-    """Bound the least square over a box from below, for each row."""
-    return Ellipsoids.of(covariances).bound(errors, low, high)
-
-
 class Ellipsoids(NamedTuple):
     """Covariances of rows, by their axes."""
 
@@ -324,13 +319,9 @@ def find_wrong(
             found[head, rows] = np.fmin(found[head, rows], log_p)
             least = min(least, float(np.min(log_p)))
         tested, goes_on = tested + len(batch), least + tests_of_row <= level
-    places = zip(*np.nonzero(found < 0), strict=True)
-    wrong = [
-        WrongRow(
-            (*problem.index_of(h), int(i)), float(means[h, i]), float(found[h, i]) + tests_of_row
-        )
-        for h, i in places
-    ]
+    indices, at = [*np.ndindex(problem.lead)], np.nonzero(found < 0)
+    each = (x.tolist() for x in (*at, means[at], found[at] + tests_of_row))
+    wrong = [WrongRow((*indices[h], i), *rest) for h, i, *rest in zip(*each, strict=True)]
     return sorted(wrong, key=lambda x: x.log_p), goes_on and tested < len(doubtful)
 
 

@@ -73,7 +73,7 @@ from .empty_rows import describe_idle, remark_idle
 from .findings import Finding, Numbers, Part, ProfileTrial, weaken
 from .head_sums import ONE_PERCENT, RowWeights
 from .joint import ONE_OF_ROWS, find_smallest, knows_columns, list_few, name_wrong, test_each
-from .likelihood import ALIKE, Fit, ProfileSample, compare
+from .likelihood import ALIKE, UNCOMPARED, Fit, ProfileSample, compare
 from .looks import (
     Blocks,
     Look,
@@ -89,12 +89,11 @@ from .trial import attempt, choose_suspects
 from .units import add_unit, describe_unit, list_units, on_hardware
 from .verdict import Verdict, join_verdicts
 
-_RMS_OF_LAGS = 16.0  # rms of z below which the maximum of a fused kernel may lag
+_RMS_OF_LAGS, _TOO_WELL = 16.0, 0.75  # rms of z below which maxima may lag; numbers fit too well
 _ASK_OF_LAGS = (
     "with profile flash-lazy this is a PASS: does the kernel keep a maximum until a score is "
     "larger by 8 log 2, as FlashAttention-4 does?"
 )
-_TOO_WELL = 0.75  # rms of z below which an option may be ignored, and a profile too loose
 _UNLIKELY = 10.0  # log of how much likelier others are on some rows of another part
 _SURELY_REJECTED = -100.0  # log of a p-value that is surely enough to reject a profile by some rows
 _SURE_P, _HARDLY_PASSES = 1e-40, 1e-3  # p-values by which some rows reject a profile, or doubt it
@@ -142,11 +141,11 @@ class _Case:
         """Tell whether some rows are enough to reject a profile."""
         # Holm multiplies a p-value by the count of tests at most, so that these stay below alpha
         # whatever all rows say.
-        fit, least = self.fits.get(name), self.alpha / _TESTS
+        fit, least = self.fits.get(name, UNCOMPARED), self.alpha / _TESTS
         some = self.screened.get(name, 1.0) <= least or self.glanced.get(name, 1.0) <= _SURE_P
         if some or self.is_rival(name):
             return True
-        return fit is not None and not (fit.within and fit.log_p > math.log(least))
+        return not (fit.within and fit.log_p > math.log(least))
 
     def attempt(self, name: str, rows: Blocks | None = None, whole: bool = True) -> ProfileTrial:
         """Try a profile on all rows, or on some: these along all directions, or few."""
@@ -165,11 +164,11 @@ class _Case:
 
     def glance(self, name: str) -> bool:
         """Tell whether a few rows are enough to reject a profile, so surely that no test counts."""
-        # Only a p-value of 1e-40 counts, so that this look costs no share of alpha.
-        some = choose_glanced(self.problem)
-        if some and name in self.fits and not self.fits[name].within:
+        # Only a p-value of 1e-40 counts: no share of alpha. What is likely is tried at once.
+        some, fit = choose_glanced(self.problem), self.fits.get(name, UNCOMPARED)
+        if some and not fit.within:
             return True
-        if some and name not in {*self.glanced, *self.trials}:
+        if some and name not in {*self.glanced, *self.trials} and (self.trials or not fit.explains):
             self.glanced[name] = self._smallest(name, some)
         return self.glanced.get(name, 1.0) <= _SURE_P
 
@@ -207,8 +206,8 @@ class _Case:
         if name in self.trials:
             return self.trials[name]
         # What some rows said is one more test each, so that all of them share alpha.
-        trial, fit = self._try_sample(name) or self.attempt(name), self.fits.get(name)
-        if fit is not None and fit.likelier:
+        trial = self._try_sample(name) or self.attempt(name)
+        if (fit := self.fits.get(name, UNCOMPARED)).likelier:
             p, words = math.exp(max(fit.log_p, -700.0)), f"{fit.likelier} is likelier than {name}"
             trial = trial.with_test(Finding("likelihood", p, p, fit.against, words))
         if self.coarse is not None:
@@ -247,7 +246,7 @@ class _Case:
         for name in names:
             self.compare([*(x for x in found if x not in names), name])
             found[name] = self.fits[name]
-        self.fits = found
+        self.fits, self.tries_units = found, bool(names)
 
     def find(self, backward: str | None = None) -> tuple[str | None, list[str]]:
         """Find the likeliest profile beside that of gradients, and list those without units."""
@@ -262,9 +261,9 @@ class _Case:
 
     def is_doubtful(self, name: str) -> bool:
         """Tell whether a profile says nothing, or hardly passes, or a tighter one is likelier."""
-        trial, fit = self.trial(name), self.fits.get(name)
+        trial, fit = self.trial(name), self.fits.get(name, UNCOMPARED)
         hardly = not trial.known or any(x.adjusted < _HARDLY_PASSES for x in trial.tests)
-        return hardly or (fit is not None and fit.against > ALIKE)
+        return hardly or fit.against > ALIKE
 
     def is_rejected(self, name: str) -> bool:
         """Tell whether it is known that a profile does not explain the numbers."""
@@ -370,7 +369,7 @@ class _Case:
             if name in self.trials:
                 found[name] = min((x.adjusted for x in self.trials[name].tests), default=1.0)
             elif self.is_out(name):
-                fit = self.fits.get(name, Fit(True, 0.0, "", 0.0))
+                fit = self.fits.get(name, UNCOMPARED)
                 p = math.exp(max(fit.log_p, -700.0))
                 p = min(p, self.screened.get(name, 1.0), self.glanced.get(name, 1.0))
                 found[name] = _TESTS * p if fit.within else 0.0
@@ -394,8 +393,9 @@ def _judge_one(part: Part, asked: Request, backward: str | None = None) -> Verdi
             case.trial(name)
     verdict = case.conclude(found or min(case.trials, key=case.rank))
     if verdict.verdict == "FAIL" and verdict.z.rms < _RMS_OF_LAGS and "flash-fast" in case.profiles:
-        lagging, _ = _Case(part, asked._replace(profile="flash-lazy")).find()
-        verdict = verdict.with_remark(_ASK_OF_LAGS) if lagging else verdict
+        other = _Case(part, asked._replace(profile="flash-lazy"))
+        other.tries_units &= case.tries_units  # those of its kind of profile agree, or none does
+        verdict = verdict.with_remark(_ASK_OF_LAGS) if other.find()[0] else verdict
     if not asked.explain:
         return verdict.leave_causes()
     try:

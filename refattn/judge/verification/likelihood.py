@@ -77,7 +77,7 @@ class Fit(NamedTuple):
     against: float  # log of the largest ratio of another likelihood to its own
     likelier: str  # the profile with that
     log_p: float  # log of a bound on the probability of this, if the profile is that of the kernel
-    explains: bool = True  # whether the profile may be that of nearly all rows
+    explains: bool = False  # whether it is known that the profile may be that of nearly all rows
     surely: Mapping[str, float] = MappingProxyType({})
 
     def beside(self, others: Collection[str]) -> Fit:
@@ -88,6 +88,9 @@ class Fit(NamedTuple):
         best = max(held, key=lambda x: held[x])
         log_p = min(0.0, math.log(len(self.surely)) - held[best])
         return self._replace(likelier=best, log_p=log_p)
+
+
+UNCOMPARED = Fit(True, 0.0, "", 0.0)  # with no other profile
 
 
 class _Law(NamedTuple):
@@ -220,7 +223,7 @@ def compare(
 ) -> dict[str, Fit]:
     """Compare profiles on the rows of a problem, the best first; what is found is kept in looks."""
     if len(profiles) == 1 or not any(i.stop > i.start for _, i in problem.items()):
-        return dict.fromkeys(profiles, Fit(True, 0.0, "", 0.0))
+        return dict.fromkeys(profiles, UNCOMPARED)
     known = weights or RowWeights(problem, dtype)
     found = {} if looks is None else looks
     missing = [x for x in dict.fromkeys(profiles.values()) if x not in found]
@@ -317,7 +320,8 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
                 least_of = np.minimum(_mean(near_of), _LEAST**2)
                 still = square_of, logs_of, np.where(unmoved[:, 0], least_of, least)
                 still_law = still_law.where(unmoved[:, 0], other)
-        if joint and roundings.maximum:  # of its derivative less may be left, as if D cancelled it
+        # Of the derivative of a maximum less may be left, as if D cancelled it.
+        if joint and roundings.maximum and np.all(within):
             _, still_law = take_other(roundings._replace(maximum=False, delta_of_out=False))
         tested = np.square(np.where(known, subtract_rounding(error, rows) / rows.worst, math.nan))
         tested = np.where(within, _mean(tested), math.inf)

@@ -17,7 +17,7 @@ from ..rounding.backward import list_directions, variance_along
 from ..rounding.covariance import bound_covariance
 from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
-from ..rounding.roundings import WORST, Roundings
+from ..rounding.roundings import WORST, Roundings, RowErrors
 from .directions import (
     PLAIN_DIRECTIONS,
     SCORE_CHANGES,
@@ -44,6 +44,7 @@ from .findings import (
     Suspect,
     WrongRow,
     Z,
+    name_factor,
     name_heads,
 )
 from .head_sums import ONE_PERCENT, HeadSums
@@ -53,7 +54,7 @@ from .z_scores import BEYOND
 
 _OF_HEAD = " of a head"
 _SMALLEST_TILE = 16
-_LOUD_SIZES, _LOUD_TILES = (16, 64), 2  # tiles that are tried again, the loudest of each size
+_LOUD_SIZES, _LOUD_TILES = (16, 64), 2  # of tiles, of which so many of each are tried again
 _MOST_OF_A_WEIGHT = 1.5  # more than that is no missing key
 _NEEDS_NO_OTHER = -100.0  # log of a p-value beside which no other test counts
 _AS_MUCH = 0.1  # of the error: what explains so little less is preferred if it is plainer
@@ -61,7 +62,7 @@ _LEFT_IN_FEW = 4.0  # mean square of z, at most
 _SAME_SIZE = 3.0  # standard errors, within which two sizes are the same
 _WORST_ARE_LARGER = 0.05  # of a size, by which it may be another in rows that were the worst
 _LOUD = 1.2  # mean square of z from which on
-_FACTOR_SIZES, _FACTOR_TILES = (1, 4, 16, 64), 2  # tiles whose factors are tried, likewise
+_FACTOR_SIZES = (1, 4, 16, 64)  # of tiles whose factors are tried again, likewise
 _LOUD_FACTOR = 4.0  # standard deviations, if columns were independent, from which on
 
 
@@ -136,7 +137,8 @@ def attempt(
     # A direction is suspected if it is tested against, or if it explains much of what failed.
     suspects = [
         Suspect(
-            x.name, x.value, x.error, float(p), x.explained / max(errors.weighted, 1e-300), x.where
+            *(x.name, x.value, x.error, float(p), x.explained / max(errors.weighted, 1e-300)),
+            x.where + name_factor(problem, 1 + x.value, x.error) * (x.name == "factor"),
         )
         for x, p in zip(directions, adjusted[len(raw) :], strict=True)
         if p <= alpha or (min(adjusted) <= alpha and x.explained > errors.weighted / 4)
@@ -335,26 +337,33 @@ def _test_loud_tiles(
         full = np.sum(_cut_tiles(1.0 * whole, size), -1) == size
         means = np.where(full, np.mean(squares, -1), 0.0)
         count += int(np.sum(full))
-        for at in np.argsort(-means, axis=None)[:_LOUD_TILES].tolist():
-            head, tile = (int(x) for x in np.unravel_index(at, means.shape))
-            if means[head, tile] < _LOUD:
-                continue
-            index = problem.index_of(head)
-            i = slice(tile * size, (tile + 1) * size)
-            rows = problem.analyse(index, roundings, i, {"scale": SCORE_CHANGES["scale"]})
-            if not np.all(np.isfinite(rows.worst)):  # a law in a large block of rows, none in this
-                continue
-            covariance = bound_covariance(problem.head(index), roundings, i, rows)
+        for head, i, rows in _analyse_loudest(problem, roundings, means, size, _LOUD):
+            covariance = bound_covariance(problem.head(problem.index_of(head)), roundings, i, rows)
             # The covariance of z = e / worst; its eigenvalues are the variances in sum z^2.
             covariance /= rows.worst[:, :, None] * rows.worst[:, None, :]
-            total = means[head, tile] * size * problem.shape[2]
+            mean = float(means[head, i.start // size])
+            total = mean * size * problem.shape[2]
             log_p = log_quadratic(total, np.asarray(np.linalg.eigvalsh(covariance)))
             words = _name_tile(problem, head, i.start, i.stop)
-            mean = float(means[head, tile])
             tried.append(_Outcome("sum of squares of a tile", log_p, mean, words))
     if tried:
         best = min(tried, key=lambda x: x.log_p)
         yield best._replace(log_p=_correct_for_tries(best.log_p, count))
+
+
+def _analyse_loudest(
+    problem: Problem, roundings: Roundings, scores: Doubles, size: int, least: float
+) -> Iterator[tuple[int, slice, RowErrors]]:
+    """Find the laws of the tiles with the largest scores (heads, tiles), if these are so large."""
+    for at in np.argsort(-scores, axis=None)[:_LOUD_TILES].tolist():
+        head, tile = (int(x) for x in np.unravel_index(at, scores.shape))
+        i = slice(tile * size, min(problem.shape[0], (tile + 1) * size))
+        if scores[head, tile] >= least:
+            # Errors of a scale are the same for all: a part of the slack, where they are known.
+            change = {"scale": SCORE_CHANGES["scale"]}
+            rows = problem.analyse(problem.index_of(head), roundings, i, change)
+            if np.all(np.isfinite(rows.worst)):  # a large block of rows may have a law, and not i
+                yield head, i, rows
 
 
 def _tile_sizes(n: int) -> Iterator[int]:
@@ -436,16 +445,10 @@ def _test_loud_factors(
         t, g, full = (np.sum(_cut_tiles(x * whole, size), -1) for x in (sums.errors, sums.size, 1))
         z = np.where(full > 0, np.abs(t) / np.sqrt(np.where(g > 0, g, math.inf)), 0.0)
         count += int(np.sum(full > 0))
-        for at in np.argsort(-z, axis=None)[:_FACTOR_TILES].tolist():
-            head, tile = (int(x) for x in np.unravel_index(at, z.shape))
-            i = slice(tile * size, min(n, (tile + 1) * size))
-            if z[head, tile] < _LOUD_FACTOR or not np.all(whole[head, i]):
+        for head, i, rows in _analyse_loudest(problem, roundings, z, size, _LOUD_FACTOR):
+            if not np.all(whole[head, i]):
                 continue
             index = problem.index_of(head)
-            # Errors of a scale are the same for all: a part of the slack, where they are known.
-            rows = problem.analyse(index, roundings, i, {"scale": SCORE_CHANGES["scale"]})
-            if not np.all(np.isfinite(rows.worst)):
-                continue
             known = sum_factor(problem, index, i, rows, errors.numbers, roundings)
             value, error, log_p, statistic = map(float, known.test())
             words = explain_size(problem, "factor")(value, error)

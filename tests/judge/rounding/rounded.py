@@ -19,6 +19,7 @@ from refattn.naive import visible
 LOG2E = math.log2(math.e)
 Array = np.ndarray
 f32 = np.float32
+BF16 = FORMATS["bfloat16"].round
 ALARM = 1e-9  # probability that a correct law fails one of the tests of laws, each
 EXACT = {"accumulate": "float64", "softmax": "float64", "exp": 0.0, "out": None}  # of a profile
 SINKS = np.array([-3.0, 1.5, 3.25, 5.0])  # below, among and above the scores

@@ -10,7 +10,7 @@ from refattn.judge.rounding import PROFILES
 from refattn.judge.rounding.covariance import bound_covariance, covariance
 from refattn.judge.rounding.problems import pose_arrays
 from refattn.judge.verification.evidence import log_quadratic
-from tests.judge.verification.test_verdict import BF16
+from tests.judge.rounding.rounded import BF16
 
 
 def posed(**options):

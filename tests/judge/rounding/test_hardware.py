@@ -76,18 +76,19 @@ def test_sums_of_few_digits_are_exact():
     np.testing.assert_array_equal(cuts.total, x @ y)
 
 
+UNITS_OF = {  # hardware and a type
+    HOPPER: [("hopper", "float16"), ("blackwell", "bfloat16")],
+    EIGHT: [("hopper", "float8_e4m3fn"), ("ada", "float8_e5m2")],
+    HOPPER_32: [("hopper", "tfloat32"), ("hopper", "tfloat32-truncated")],
+    None: [(None, "float16"), ("ieee", "float16"), ("hopper", "float64"), ("volta", "float32"),
+        ("ampere", "float8_e4m3fn")],
+}  # fmt: skip
+
+
 def test_units_of_formats():
-    assert Unit(16, 25, 23) == HOPPER
-    assert Unit(32, 13, 13) == EIGHT
-    assert unit_of("ada", "float8_e5m2") == EIGHT
-    assert unit_of("blackwell", "bfloat16") == HOPPER
-    some = ((None, "float16"), ("ieee", "float16"), ("hopper", "float64"), ("volta", "float32"))
-    for name, dtype in some:
-        assert unit_of(name, dtype) is None
+    assert (Unit(16, 25, 23), Unit(32, 13, 13), Unit(8, 25, 23)) == (HOPPER, EIGHT, HOPPER_32)
+    assert all(unit_of(*x) == unit for unit, some in UNITS_OF.items() for x in some)
     assert unit_of("hopper", "float32").split
-    assert unit_of("hopper", "tfloat32-truncated") == HOPPER_32 == Unit(8, 25, 23)
-    assert unit_of("ampere", "float8_e4m3fn") is None
-    assert unit_of("hopper", "tfloat32") == HOPPER_32
     assert hardware.name_units(HOPPER) == "Hopper or Blackwell"
     assert hardware.name_units(EIGHT) == "Hopper or Ada"
     assert hardware.name_units(EIGHT._replace(run=128)) == "Hopper promoted"

@@ -10,7 +10,7 @@ from refattn.judge.rounding.problems import pose_arrays
 from refattn.judge.rounding.roundings import WORST
 from refattn.judge.rounding.ties import find_ties
 from refattn.judge.rounding.weight_errors import relative_variance
-from tests.judge.verification.test_verdict import BF16
+from tests.judge.rounding.rounded import BF16
 
 ROWS = slice(0, 6)
 

@@ -8,8 +8,8 @@ import pytest
 from refattn import naive
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.verification import blind, verify
-from tests.judge.rounding.rounded import dump
-from tests.judge.verification.test_verdict import BF16, sample
+from tests.judge.rounding.rounded import BF16, dump
+from tests.judge.verification.test_verdict import sample
 
 HALF = FORMATS["float16"].round
 

@@ -70,10 +70,10 @@ def test_the_least_square_is_that_of_the_best_point_of_the_box(seed):
     best = optimize.minimize(
         square, 0 * low, jac=slope, bounds=[*zip(low, high, strict=True)], tol=1e-12
     ).fun
-    found = joint.least_squares(law[None], error[None], low[None], high[None])[0]
+    found = joint.Ellipsoids.of(law[None]).bound(error[None], low[None], high[None])[0]
     assert 0.98 * best <= found <= best * (1 + 1e-9)
     inside = 0.5 * (low + high)
-    assert joint.least_squares(law[None], inside[None], low[None], high[None]) == 0
+    assert joint.Ellipsoids.of(law[None]).bound(inside[None], low[None], high[None]) == 0
 
 
 def test_columns_that_are_one():

@@ -19,8 +19,7 @@ from refattn.judge.verification.choice import (
 )
 from refattn.judge.verification.findings import Numbers
 from refattn.judge.verification.likelihood import compare
-from tests.judge.rounding.rounded import dump, dump_gradients, interval, made, of_heads
-from tests.judge.verification.test_verdict import BF16
+from tests.judge.rounding.rounded import BF16, dump, dump_gradients, interval, made, of_heads
 
 NAMES = ("flash", "eager", "eager-narrow")
 

@@ -11,7 +11,7 @@ from refattn.judge.rounding.problems import pose_arrays, pose_gradients
 from refattn.judge.verification import judging, looks, verify
 from refattn.judge.verification.findings import Numbers, Part
 from refattn.judge.verification.judging import judge, judge_all
-from tests.judge.verification.test_verdict import BF16
+from tests.judge.rounding.rounded import BF16
 
 
 def posed(heads=3, n=1000, m=40):

@@ -12,8 +12,7 @@ from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.head import scan_tile
 from refattn.judge.rounding.problems import pose_arrays
 from refattn.judge.rounding.weight_errors import relative_variance
-from tests.judge.rounding.rounded import flash, of_heads
-from tests.judge.verification.test_verdict import BF16
+from tests.judge.rounding.rounded import BF16, dump, flash, of_heads
 
 N, M, D = 64, 512, 32
 
@@ -135,8 +134,7 @@ def test_weights_that_are_equal_and_exact_are_no_evidence_against_a_profile(copi
     rng, to = np.random.default_rng(0), FORMATS[dtype].round
     q, k, v = (to(rng.standard_normal((1, x, 8))) for x in (130, 16 // copies, 16))
     q, k = to(5 * q), np.repeat(k, copies, 1)
-    out, _ = of_heads("eager", q, k, v, dtype)
-    found = verify(q=q, k=k, v=v, out=out, dtype=dtype)
+    found = verify(**dump("eager", q, k, v, dtype))
     assert (found.verdict, found.by) == ("PASS", "eager")
 
 

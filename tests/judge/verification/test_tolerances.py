@@ -87,18 +87,6 @@ def test_the_smallest_tolerance(dtype, name):
     assert (1 - 1e-8) * largest <= whole.atol <= min(1.5 * largest, whole.proven)
 
 
-def test_the_search_starts_from_what_each_element_exceeds_with_its_share():
-    """P(|e| > t sigma) <= 2 exp(-t^2 / 2), for all elements together, or the bound."""
-    rng = np.random.default_rng(0)
-    size, off, std = rng.random((3, 50))
-    bound = np.where(np.arange(50) < 5, off, 1e9)
-    elements = tolerances._ElementErrors(size, off, std, bound, 0 * off)
-    limits = elements.limits(1e-3)
-    tails = 2 * np.exp(-np.square((limits - off) / std)[5:] / 2)
-    np.testing.assert_allclose(tails, 1e-3 / 50)
-    np.testing.assert_array_equal(limits[:5], off[:5])
-
-
 @pytest.mark.parametrize("units", [1, 2, 4])
 def test_the_relative_tolerance_is_the_one_that_allows_least(units):
     """That with which a small and a large element need the same, by the law or by the bound."""

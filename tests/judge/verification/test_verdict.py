@@ -18,9 +18,11 @@ from refattn.judge.rounding.problems import pose_arrays
 from refattn.judge.verification import door, findings, judging, likelihood, verify
 from refattn.judge.verification.verdict import join_verdicts
 from tests.judge.rounding.rounded import (
+    BF16,
     DTYPES,
     LOG2E,
     Case,
+    dump,
     f32,
     flash,
     of_heads,
@@ -28,8 +30,6 @@ from tests.judge.rounding.rounded import (
 )
 from tests.judge.verification.test_evidence import alarms
 from validation import level_numbers
-
-BF16 = FORMATS["bfloat16"].round
 
 
 def smallest(found):
@@ -297,25 +297,26 @@ def test_what_is_not_seen(defect):
     assert found.detectable["epsilon"] > 1e-5
 
 
-def test_remarks():
-    out = run()
-    found = judged(changed(out, np.s_[1, 5:7, 3], lambda x: math.nan))
-    first = "the first is head 1, row 5 (queries 5 to 6, column 3)"
-    assert found.remarks == [f"2 of 256 rows hold NaN or infinity, {first}"]
-    found = judged(changed(out, np.s_[1, 5, 3], lambda x: math.nan))
-    assert found.remarks == ["1 of 256 rows holds NaN or infinity, at head 1, row 5 (column 3)"]
-
-
-@pytest.mark.long
-def test_remarks_where_no_row_is_a_result():
-    out = run(**H)
-    found = judged(0 * out, **H)
-    assert found.remarks == [x.text for x in found.suspects] == ["the output is 0 everywhere"]
-    found = judged(np.nan * out, **H)
-    assert [x.text for x in found.suspects] == ["128 of 128 rows hold NaN or infinity"]
-    text = str(found)
-    assert text.count("rows hold NaN") == 1
-    assert "standard deviation" not in text
+@pytest.mark.parametrize(
+    ("at", "by", "words"),
+    [
+        (np.s_[1, 5:7, 3], math.nan, "2 of 256 rows hold NaN or infinity, the first is head 1, "
+            "row 5 (queries 5 to 6, column 3)"),
+        (np.s_[1, 5, 3], math.nan,
+            "1 of 256 rows holds NaN or infinity, at head 1, row 5 (column 3)"),
+        (np.s_[:], math.nan, "256 of 256 rows hold NaN or infinity, the first is head 0, row 0 "
+            "(queries 0 to 127)"),
+        (np.s_[:], 0.0, "the output is 0 everywhere"),
+    ],
+)  # fmt: skip
+def test_remarks(at, by, words):
+    found = judged(changed(run(), at, lambda x: by * x))
+    assert found.remarks == [words]
+    if at == np.s_[:]:  # no row is a result
+        cause = words.partition(",")[0]
+        assert [x.text for x in found.suspects] == [cause]
+        assert str(found).count(cause) == 1
+        assert by == 0 or "standard deviation" not in str(found)
 
 
 def test_one_cause_is_not_printed_with_two_numbers():
@@ -348,24 +349,18 @@ def test_verdicts_can_be_pickled():
         assert str(pickle.loads(pickle.dumps(verdict))) == str(verdict)
 
 
-def test_lse():
-    q, k, v = sample([0])
-    q = q[:, :48]
-    out, lse = of_heads("flash", q, k, v, "bfloat16")
-    assert judged(out, heads=[0], q=q, lse=lse).verdict == "PASS"
-    for wrong in (lse + 1e-4, lse * math.log2(math.e), np.where(lse == lse.max(), np.nan, lse)):
-        assert judged(out, heads=[0], q=q, lse=wrong).verdict == "FAIL"
-
-
 @pytest.mark.usefixtures("verdict_alone")
-def test_lse_of_an_empty_row_is_minus_infinity():
+def test_lse():
+    """That of a row that sees no key is minus infinity."""
     rng = np.random.default_rng(4)
     q, k, v = (BF16(rng.standard_normal((20, 30, 8)))[:, :x] for x in (20, 30, 30))
     mask = np.broadcast_to(np.arange(20)[:, None] > 3, (20, 30))
-    out, lse = of_heads("math", q, k, v, "bfloat16", mask=mask)
+    out, lse = of_heads("flash", q, k, v, "bfloat16", mask=mask)
     given = {"q": q, "k": k, "v": v, "out": out, "dtype": "bfloat16", "mask": mask}
     assert verify(**given, lse=lse).verdict == "PASS"
-    assert verify(**given, lse=np.where(np.isinf(lse), 0.0, lse)).verdict == "FAIL"
+    not_finite = np.where(lse == lse.max(), np.nan, lse), np.where(np.isinf(lse), 0.0, lse)
+    for wrong in (lse + 1e-4, lse * LOG2E, *not_finite):
+        assert verify(**given, lse=wrong).verdict == "FAIL"
 
 
 @pytest.mark.usefixtures("verdict_alone")
@@ -402,8 +397,7 @@ def test_ranks_of_profiles():
 def test_elements_that_would_be_rejected_and_profiles_that_are_ruled_out_are_told():
     """t worst + D + slack, of P(|z| > t) <= 2 exp(-t^2 / 2) for all elements and tests at alpha."""
     q, k, v = (x[:1, :16] for x in sample())
-    out, _ = of_heads("flash", q, k, v, "bfloat16")
-    found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile="flash")
+    found = verify(**dump("flash", q, k, v, "bfloat16"), profile="flash")
     told = re.search(r"an element that is off by (\S+) standard deviations", str(found))
     assert float(told[1]) == pytest.approx(found.element, rel=1e-2)
     assert found.element > found.z.largest  # else it would have been rejected
@@ -411,7 +405,7 @@ def test_elements_that_would_be_rejected_and_profiles_that_are_ruled_out_are_tol
     rows = pose_arrays(q, k, v).analyse((0,), roundings, slice(0, 16))
     most = np.max((np.abs(rows.nearest - rows.out) + rows.slack) / rows.std)
     far = (found.element - most) / np.max(rows.worst / rows.std)
-    p = 2 * math.exp(-(far**2) / 2) * len(found.tests) * out.size
+    p = 2 * math.exp(-(far**2) / 2) * len(found.tests) * rows.out.size
     assert p == pytest.approx(found.alpha, rel=0.05)  # D is of one side, and slack of both
     words = "\n  profiles ruled out: math\n"
     assert words not in str(found)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ....engine.scores import Reach
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
 from ..operators.arrays import list_row_strides
@@ -92,7 +93,7 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
         for size in (x for x in _KEY_BLOCKS if 2 * x < m):
             count = -(-m // size)
             words = f"counts {count} times, as if once for each block of {size} keys"
-            sinks[words] = partial(_count_sink, by=count)
+            sinks[words] = partial(lambda by, _, x: x + math.log(by), count)
         for words, change in sinks.items():
             yield Alternative(f"the sink {words}", problem.replaced("sinks", change))
 
@@ -135,10 +136,6 @@ def list_added(problem: Problem) -> Iterator[Alternative]:
     yield Alternative("1 is added to the sum of e^score (like one more key with score 0)", added)
 
 
-def _count_sink(_: Index, x: Any, by: int) -> Any:
-    return x + math.log(by)
-
-
 def _list_visible(problem: Problem) -> Iterator[Alternative]:
     """List what queries may see by their place."""
     # What is a rule of places in one sequence is one in each of several.
@@ -146,91 +143,57 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
         for one in _list_visible(one_sequence(problem)):
             yield within_sequences(problem, one)
         return
-    n, m, _ = problem.shape
-    band, (left, right) = show_band(problem), problem.window
-
+    (n, m, _), (left, right), band = problem.shape, problem.window, show_band(problem)
     is_causal = problem.causal or right == 0
-    if left is not None and right is not None:
-        for words, window in (("left", (None, right)), ("right", (left, None))):
-            text = f"the window has no limit on the {words}"
-            yield Alternative(text, problem._replace(window=window))
+    rules: dict[str, Callable[[Place], Seen]] = {}
+    windows: dict[str, Reach] = {}
     # Without a limit on the right, attention may be causal as it is, or by mistake.
+    reach = "" if is_causal else "attention is causal, but "
     if right is None:
-        reach = "" if problem.causal else "attention is causal, but "
-        for words, by in (("also sees the next key", 1), ("does not see its last key", -1)):
-            seen = partial(_show_reach, left=left, right=by)
-            yield Alternative(f"{reach}a query {words}", problem, seen)
+        ends = {"a query also sees the next key": 1, "a query does not see its last key": -1}
         if n != m:
-            for words, shift in (("first", m - n), ("middle", (m - n) // 2)):
-                text = f"{reach}the causal mask is aligned to the {words} key"
-                text += " (query i sees key j if j <= i)" if words == "first" else ""
-                seen = partial(_show_reach, left=left, right=-shift)
-                yield Alternative(text, problem, seen)
+            words = "the causal mask is aligned to the"
+            ends[f"{words} first key (query i sees key j if j <= i)"] = n - m
+            ends[f"{words} middle key"] = -((m - n) // 2)
+        for text, end in ends.items():
+            rules[reach + text] = partial(_show_reach, left=left, end=end)
     if right in (None, 0):
-        reach = "" if is_causal else "attention is causal, but "
         for size in (x for x in _BLOCKS if (m - n) // x < (m - 1) // x):  # blocks, not one
             theirs = {"all keys of the block": size - 1, "only the keys before the block": -1}
-            for words, last in theirs.items():
+            for words, end in theirs.items():
                 text = f"{reach}queries of a block of {size} see {words}"
-                seen = partial(_show_blocks, size=size, last=last, left=left)
-                yield Alternative(text, problem, seen)
-    for side, words, change in (
-        (left, "left", lambda x: (x, right)),
-        (right, "right", lambda x: (left, x)),
-    ):
-        for by in (-1, 1):
-            if side is not None and side + by >= 0:
-                text = f"the window reaches {side + by} keys to the {words}, not {side}"
-                yield Alternative(text, problem._replace(window=change(side + by)))
+                rules[text] = partial(_show_reach, left=left, end=end, size=size)
+    for side, words in ((left, "left"), (right, "right")):
+        for to in (side - 1, side + 1) if side is not None else ():
+            text = f"the window reaches {to} keys to the {words}, not {side}"
+            windows |= {text: (to, right) if words == "left" else (left, to)} if to >= 0 else {}
     for size in (x for x in _WRAPS if (is_causal or left is not None) and x < max(n, m)):
         for words, wrap in _WRAPPED.items():
             text = f"positions of {words} are taken modulo {size}"
-            seen = partial(_show_wrapped, band=band, wrap=partial(wrap, size=size))
-            yield Alternative(text, problem, seen)
+            rules[text] = partial(lambda wrap, size, x: band(wrap(x, size=size)), wrap, size)
     if left is not None or right is not None:
-        words = "all queries have the window of the last query"
-        yield Alternative(words, problem, lambda x: band(x._replace(i=0 * x.i + x.n - 1)))
-        if n != m:
-            words = "the window is aligned to the first key, not to the last"
-            yield Alternative(words, problem, lambda x: band(x._replace(n=x.m)))
+        text = "all queries have the window of the last query"
+        rules[text] = lambda x: band(x._replace(i=0 * x.i + x.n - 1))
+        text = "the window is aligned to the first key, not to the last"
+        rules |= {text: lambda x: band(x._replace(n=x.m))} if n != m else {}
     if left is not None:
         free = show_band(problem._replace(window=(None, right)))
-        for words, last in (("first", False), ("last", True)):
-            text = f"the windows of all queries start where that of the {words} query does"
-            seen = partial(_show_from, free, left=left, last=last)
-            yield Alternative(text, problem, seen)
-    if left is not None and right is not None and left != right and not is_causal:
-        text = "the left and right limits of the window are swapped"
-        yield Alternative(text, problem._replace(window=(right, left)))
-    if left is not None:
-        for words, back in (("half", left // 2), ("double", 2 * left)):
-            text = f"the window reaches {back} keys to the left, {words} of {left}"
-            yield Alternative(text, problem._replace(window=(back, right)))
+        text = "the windows of all queries start where that of the {} query does"
+        rules[text.format("first")] = lambda x: free(x) & (x.j >= x.m - x.n - left)
+        rules[text.format("last")] = lambda x: free(x) & (x.j >= x.m - 1 - left)
     if left is not None and right is not None:
-        for words, sides in (("half", (left // 2, right // 2)), ("double", (2 * left, 2 * right))):
-            text = f"the window has {words} the width on each side, {sides[0]} and {sides[1]}"
-            yield Alternative(text, problem._replace(window=sides))
-    if left and (0 if is_causal else right) not in (None, left):
-        text = f"the window reaches {left} keys to both sides" + ", not causal" * problem.causal
-        yield Alternative(text, problem._replace(causal=False, window=(left, left)))
+        windows["the window has no limit on the left"] = (None, right)
+        windows["the window has no limit on the right"] = (left, None)
+    for text, seen in rules.items():
+        yield Alternative(text, problem, seen)
+    for text, window in windows.items():
+        yield Alternative(text, problem._replace(window=window))
 
 
-def _show_reach(x: Place, left: int | None, right: int) -> Seen:
-    seen = x.ahead <= right
-    return seen if left is None else seen & (x.ahead >= -left)
-
-
-def _show_wrapped(x: Place, band: Callable[[Place], Seen], wrap: Callable[[Place], Place]) -> Seen:
-    return band(wrap(x))
-
-
-def _show_from(band: Callable[[Place], Seen], x: Place, left: int, last: bool) -> Seen:
-    return np.asarray(band(x) & (x.j >= x.m - (1 if last else x.n) - left))
-
-
-def _show_blocks(x: Place, size: int, last: int, left: int | None) -> Seen:
+def _show_reach(x: Place, left: int | None, end: int, size: int = 1) -> Seen:
+    """Show keys up to so many after the first that is level with a block of queries."""
     level = x.i + x.m - x.n
-    seen: Seen = x.j <= level // size * size + last
+    seen: Seen = x.j <= level // size * size + end
     return seen if left is None else seen & (x.ahead >= -left)
 
 
@@ -266,7 +229,10 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
                 yield Alternative(text_of, problem.replaced("mask", blocks))
         # Without a sink scores count up to a constant: -1 for visible keys is 1 for hidden ones.
         for words, c in (("0 (hidden) and 1", 1.0), ("1 (hidden) and 0", -1.0)):
-            added = problem.without("mask").replaced("bias", partial(_add_mask, problem, c))
+            add = partial(
+                lambda c, at, x: c * problem.read(at)["mask"] + (0.0 if x is None else x), c
+            )
+            added = problem.without("mask").replaced("bias", add)
             yield Alternative(f"the mask is added to scores as {words}", added)
     if "bias" in arrays:
         text = "the bias is also multiplied by the scale"
@@ -293,14 +259,14 @@ def _list_bias_tiles(problem: Problem) -> Iterator[Alternative]:
         text = f"the bias is read as if positions of {words} were taken modulo {size}"
         if size < (m if words == "keys" else n) and (size > 1 or words == "queries"):
             text = "row 0 of the bias is used for all queries" if size == 1 else text
-            read = partial(_read_bias, problem, partial(wrap, size=size))
+            read = partial(
+                lambda wrap, size, x, at, _: problem.read(at)["bias"][
+                    (y := wrap(x, size=size)).i, y.j
+                ],
+                wrap,
+                size,
+            )
             yield Alternative(text, problem, bias=read)
-
-
-def _read_bias(problem: Problem, wrap: Callable[..., Place], x: Place, at: Index, _: Any) -> Any:
-    """Read the bias at other places."""
-    there = wrap(x)
-    return problem.read(at)["bias"][there.i, there.j]
 
 
 # ALiBi has slopes 2^(-8 h / heads) with h from 1, and a rule of its own (the last row) for numbers
@@ -347,17 +313,11 @@ def list_families(
     problem: Problem,
 ) -> Iterator[tuple[str, Callable[[float], Alternative], tuple[float, ...]]]:
     """List kernels with a number that is fitted, with its name and where fits start."""
-
-    def rescale(c: float) -> Alternative:
-        return Alternative("", problem._replace(scale=c * problem.scale))
-
-    def cap(c: float) -> Alternative:
-        return Alternative("", problem._replace(softcap=c))
-
-    def count_bias(c: float) -> Alternative:
-        return Alternative("", problem, bias=lambda _, at, x: c * np.asarray(x))
-
-    yield "the scale is {} times the declared scale", rescale, (-1.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+    yield (
+        "the scale is {} times the declared scale",
+        lambda c: Alternative("", problem._replace(scale=c * problem.scale)),
+        (-1.0, 0.25, 0.5, 1.0, 2.0, 4.0),
+    )
     pads = (1.0, 8.0, 64.0, 512.0, 4096.0)
     text = "{} is added to the sum of e^score (like that many keys with score 0 and value 0)"
     yield text, lambda c: Alternative("", problem, compute=partial(_pad, count=c)), pads
@@ -377,9 +337,13 @@ def list_families(
     caps: tuple[float, ...] = (5.0, 15.0, 30.0, 50.0, 100.0)
     if problem.softcap is not None:
         caps = tuple(x * problem.softcap for x in (0.25, 0.5, 1.0, 2.0, 4.0))
-    yield "the soft cap is {}", cap, caps
+    yield "the soft cap is {}", lambda c: Alternative("", problem._replace(softcap=c)), caps
     if "bias" in problem.first:
-        yield "the bias is multiplied by {}", count_bias, (-1.0, 0.5, 1.0, 2.0, 4.0)
+        yield (
+            "the bias is multiplied by {}",
+            lambda c: Alternative("", problem, bias=lambda _, at, x: c * np.asarray(x)),
+            (-1.0, 0.5, 1.0, 2.0, 4.0),
+        )
     if problem.has_sinks:
         starts = (-1.0, 0.25, 0.5, 1.0, 2.0, 4.0)
         yield "each sink is multiplied by {}", lambda c: multiply(c, "sinks"), starts
@@ -389,15 +353,6 @@ def _pad(head: SoftmaxHead, count: float) -> Result:
     """Add so many keys of score 0 and value 0: one at least, as fewer could be any error."""
     x = attend(head)
     return pad_sum(x, np.full(x.lse.shape, math.log(max(count, 1.0))))
-
-
-def _add_mask(problem: Problem, factor: float, index: Index, bias: Any) -> Any:
-    mask = problem.read(index)["mask"]
-    return np.where(mask, factor, 0.0) + (0.0 if bias is None else bias)
-
-
-def _take_from(problem: Problem, name: str, index: Index, _: Any) -> Any:
-    return problem.read(index)[name]
 
 
 def _list_places(problem: Problem) -> Iterator[Alternative]:
@@ -414,33 +369,33 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
             text = f"row {key[-1]} % {size} of {' and '.join(names)} is used for {key}"
             wrapped = problem
             for name in names:
-                wrapped = wrapped.replaced(name, partial(_start_again, size=size))
+                again = partial(lambda size, _, x: x[np.arange(len(x)) % size], size)
+                wrapped = wrapped.replaced(name, again)
             # Copies of the first keys have the weights of these alone.
             yield Alternative(text, wrapped, plain=names == "q")
     if len(problem.lead) and problem.lead[-1] > 1:
         # Keys alone: with their values as well, only the order of the sum would change.
         reverse = problem.replaced("k", lambda _, x: x[::-1])
         yield Alternative("keys are read in reverse order", reverse)
-    if n == m:
-        turned = problem.replaced("q", partial(_take_from, problem, "k"))
-        turned = turned.replaced("k", partial(_take_from, problem, "q"))
-        yield Alternative("q and k are swapped", turned)
     d, d_v = (problem.first[x].shape[-1] for x in "kv")
-    if d == d_v:
-        for name, other in ("vk", "kv"):
-            taken = problem.replaced(name, partial(_take_from, problem, other))
-            yield Alternative(f"{other} is used as {name}", taken)
+    reads = {"q and k are swapped": {"q": "k", "k": "q"}} if n == m else {}
+    reads |= {"k is used as v": {"v": "k"}, "v is used as k": {"k": "v"}} if d == d_v else {}
+    for text, others in reads.items():
+        yield Alternative(text, problem._replace(read=partial(_rename, problem, others)))
     yield from _list_across(problem)
     yield from list_overlapping(problem)
     for width in sorted({x for x in (16, 32, 64, 128, 256) if x < d}):
-        cut = problem.replaced("q", partial(_cut, width=width))
-        yield Alternative(f"q . k sums the first {width} channels only", cut)
+        cut = partial(lambda width, _, x: np.where(np.arange(d) < width, x, 0.0), width)
+        text = f"q . k sums the first {width} channels only"
+        yield Alternative(text, problem.replaced("q", cut))
     for size in (x for x in PADDED_TO if x < m):
         for words, factor in (("log2(e)", _LOG2E), ("the scale", problem.scale)):
             # A factor on keys is one on their scores.
-            grown = problem.replaced("k", partial(_grow, size=size, by=factor))
+            grow = partial(
+                lambda size, by, _, x: x * (by ** (np.arange(m) // size))[:, None], size, factor
+            )
             text = f"the scale is multiplied by {words} again for each tile of {size} keys"
-            yield Alternative(text, grown)
+            yield Alternative(text, problem.replaced("k", grow))
     yield from list_strides(problem)
     yield from list_row_strides(problem)
     yield from list_narrow(problem)
@@ -474,13 +429,7 @@ def _attend_across(problem: Problem, axis: int, rows: Rows) -> Result:
     return Result(out, lse, np.max(s, -1))
 
 
-def _grow(_: Index, x: Any, size: int, by: float) -> Any:
-    return x * (by ** (np.arange(len(x)) // size))[:, None]
-
-
-def _start_again(_: Index, x: Any, size: int) -> Any:
-    return x[np.arange(len(x)) % size]
-
-
-def _cut(_: Index, x: Any, width: int) -> Any:
-    return np.where(np.arange(x.shape[-1]) < width, x, 0.0)
+def _rename(problem: Problem, names: Mapping[str, str], index: Index) -> Mapping[str, Any]:
+    """Read arrays in the place of others."""
+    arrays = problem.read(index)
+    return {**arrays, **{x: arrays[y] for x, y in names.items()}}

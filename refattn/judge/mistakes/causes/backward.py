@@ -82,6 +82,7 @@ class Candidate(NamedTuple):
     tile: Callable[[Tile], Tile] = lambda x: x  # scores of the backward pass, and their slopes
     added: Mapping[tuple[str, Index], Doubles] = {}  # to each row, by gradient and head
     answer: Callable[[str, Index, Sequence[Index]], Doubles] | None = None  # of all of a head
+    fitted: bool = False  # whether it has a number that is fitted
 
 
 def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
@@ -101,13 +102,16 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     for (those, edges), (said, names) in product(list_parts(forward), _OF_PARTS.items()):
         change = partial(_keep_parts, edges=edges, names=names)
         yield Candidate(f"in the backward pass {said} of {those}", change=change)
-    places: dict[str, Take] = {x: partial(_take_head, y) for x, y in list_head_rules(forward)}
+    places: dict[str, Take] = {
+        x: partial(lambda rule, get, at: get(rule(at)), y) for x, y in list_head_rules(forward)
+    }
     for words, take in {**_BESIDE, **places}.items():
         yield Candidate(f"d_out is read from {words}", read=partial(_read_derivatives, take))
     for words, change_slope in _SLOPES.items() if forward.softcap is not None else ():
         yield Candidate(f"the derivative of the soft cap is {words}", tile=change_slope)
     for text, (name, kept) in _OTHERWISE.items():
-        yield Candidate(text, change=partial(_keep, name, kept))
+        change = partial(lambda name, of, x, y: (x, y._replace(**{name: of(y)})), name, kept)
+        yield Candidate(text, change=change)
     for size in (x for x in (1, *TILE_SIZES) if x < n and gradient.of != "dq"):
         last = f"tile of {size} queries" if size > 1 else "query"
         text = f"of the queries that see a key, only the last {last} counts in its sum"
@@ -168,10 +172,6 @@ def _keep_parts(x: BackwardHead, y: Kept, edges: Sequence[int], names: Sequence[
     return x, y._replace(**{name: np.concatenate(found[name], -1) for name in names})
 
 
-def _keep(name: str, of: Callable[[Kept], Doubles], x: BackwardHead, y: Kept) -> HeadPass:
-    return x, y._replace(**{name: of(y)})
-
-
 _OTHERWISE: Mapping[str, tuple[str, Callable[[Kept], Doubles]]] = {
     "D = d_out . out is left out": ("delta", lambda y: 0 * y.delta),
     "lse is in base 2, but weights are e^(score - lse)": ("lse", lambda y: y.lse / math.log(2)),
@@ -228,12 +228,6 @@ def _read_derivatives(take: Take, look: Lookup, at: Index) -> HeadPass:
     d_out = take(lambda index: look(index)[0].d_out, at)
     delta = kept.delta if back.out is None else np.sum(d_out * back.out, -1)
     return back._replace(d_out=d_out), kept._replace(delta=delta)
-
-
-def _take_head(
-    rule: Callable[[Index], Index], get: Callable[[Index], Doubles], at: Index
-) -> Doubles:
-    return get(rule(at))
 
 
 def _deal(heads: Sequence[Index], keys: int) -> Shares:

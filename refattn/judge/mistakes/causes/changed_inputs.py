@@ -49,85 +49,74 @@ _BYTE_ORDERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def change_arrays(problem: Problem, names: str, change: Callable[..., Any]) -> Problem:
+    """Change some arrays of a problem, by the name of each."""
+    for x in names:
+        problem = problem.replaced(x, partial(change, name=x))
+    return problem
+
+
 def list_scales(problem: Problem) -> Iterator[Alternative]:
     """List scales of 8-bit arrays that are left out, used twice, or those of other arrays."""
-    given = tuple(x for x in "qkv" if f"{x}_scale" in problem.first)
+    given = "".join(x for x in "qkv" if f"{x}_scale" in problem.first)
+
+    def scale(index: Index, x: Any, own: str, power: int = 0, other: str = "") -> Any:
+        """Multiply by a power of the own scale, and by that of another array."""
+        arrays = problem.read(index)
+        x = x * arrays[f"{own}_scale"] ** power
+        return x * arrays[f"{other}_scale"] if other else x
+
+    def scale_by_block(index: Index, x: Any, name: str, move: Callable[[Any, int], Any]) -> Any:
+        """Take the scale of another block of columns, if there are some."""
+        own = problem.read(index)[f"{name}_scale"]
+        size = math.gcd(own.shape[1], *(1 + np.flatnonzero(np.any(np.diff(own), 0))).tolist())
+        return x / own * move(own, size)
+
+    def reorder(index: Index, x: Any, name: str, order: Callable[[Any], Any]) -> Any:
+        """Put the columns of an even number in another order, before the scale."""
+        own, d = problem.read(index)[f"{name}_scale"], x.shape[1]
+        return x if d % 2 else (x / own)[:, order(np.arange(d)).ravel()] * own
+
     changes: dict[str, Callable[..., Any]] = {
-        "not applied": partial(_rescale, power=-1),
-        "applied twice": partial(_rescale, power=1),
+        "not applied": lambda at, x, name: scale(at, x, name, -1),
+        "applied twice": lambda at, x, name: scale(at, x, name, 1),
     }
     for words, move in _OTHER_BLOCKS.items():
-        changes[f"that of {words} of columns"] = partial(_scale_by_block, move=move)
-    for names in (x for size in (3, 2, 1) for x in combinations(given, size)):
+        changes[f"that of {words} of columns"] = partial(scale_by_block, move=move)
+    for names in map("".join, (x for size in (3, 2, 1) for x in combinations(given, size))):
         called = f"{' and '.join(f'{x}_scale' for x in names)} {'are' if names[1:] else 'is'}"
         for words, change in changes.items():
-            scaled = problem
-            for x in names:
-                scaled = scaled.replaced(x, partial(change, problem, f"{x}_scale"))
-            yield Alternative(f"{called} {words}", scaled)
+            yield Alternative(f"{called} {words}", change_arrays(problem, names, change))
         for words, order in _BYTE_ORDERS.items():
-            moved = problem
-            for x in names:
-                moved = moved.replaced(x, partial(_reorder_columns, problem, f"{x}_scale", order))
+            moved = change_arrays(problem, names, partial(reorder, order=order))
             yield Alternative(f"{' and '.join(_CALLED[x] for x in names)} {words}", moved)
-    for x, y in permutations(given, 2):
-        if not _may_scale(problem, x, y):
-            continue
-        by_other = partial(_scale_by, problem, f"{x}_scale", f"{y}_scale")
-        scaled = problem.replaced(x, partial(by_other, -1))
+    may_scale = {
+        (x, y): all(
+            a in (1, b)
+            for a, b in zip(problem.first[f"{y}_scale"].shape, problem.first[x].shape, strict=True)
+        )
+        for x, y in permutations(given, 2)
+    }
+    for x, y in (z for z, may in may_scale.items() if may):
+        scaled = problem.replaced(x, partial(scale, own=x, power=-1, other=y))
         text = f"{_CALLED[x]} are multiplied by {y}_scale, not by {x}_scale"
         yield Alternative(text, scaled)
         text = f"{_CALLED[x]} are also multiplied by {y}_scale"
-        yield Alternative(text, problem.replaced(x, partial(by_other, 0)))
+        yield Alternative(text, problem.replaced(x, partial(scale, own=x, other=y)))
         # An exchange is the same in both orders: named once.
-        if x < y and _may_scale(problem, y, x):
-            back = partial(_scale_by, problem, f"{y}_scale", f"{x}_scale", -1)
-            yield Alternative(f"{x}_scale and {y}_scale are exchanged", scaled.replaced(y, back))
+        if x < y and may_scale[y, x]:
+            both = scaled.replaced(y, partial(scale, own=y, power=-1, other=x))
+            yield Alternative(f"{x}_scale and {y}_scale are exchanged", both)
 
 
 def list_undivided(problem: Problem) -> Iterator[Alternative]:
     """List queries and keys that are not divided by their norms."""
-    given = [x for x in "qk" if f"{x}_norm" in problem.first]
-    for names in (x for x in NORMALISED if {*x} <= {*given}):
-        undivided = problem
-        for x in names:
-            undivided = undivided.replaced(x, partial(_rescale, problem, f"{x}_norm", power=1))
+    for names in (x for x in NORMALISED if all(f"{y}_norm" in problem.first for y in x)):
+        undivided = change_arrays(
+            problem, names, lambda at, x, name: x * problem.read(at)[f"{name}_norm"]
+        )
         what = " and ".join(_CALLED[x] for x in names)
         yield Alternative(f"{what} are not divided by their norms", undivided)
-
-
-def _may_scale(problem: Problem, x: str, y: str) -> bool:
-    """Tell whether an array may be multiplied by the scale of another."""
-    sizes = zip(problem.first[f"{y}_scale"].shape, problem.first[x].shape, strict=True)
-    return all(a in (1, b) for a, b in sizes)
-
-
-def _rescale(problem: Problem, name: str, index: Index, x: Any, power: int) -> Any:
-    """Multiply by a power of the own scale, or of the own norm."""
-    return x * problem.read(index)[name] ** power
-
-
-def _scale_by_block(
-    problem: Problem, name: str, index: Index, x: Any, move: Callable[[Any, int], Any]
-) -> Any:
-    """Take the scale of another block of columns, if there are some."""
-    own = problem.read(index)[name]
-    size = math.gcd(own.shape[1], *(1 + np.flatnonzero(np.any(np.diff(own), 0))).tolist())
-    return x / own * move(own, size)
-
-
-def _reorder_columns(
-    problem: Problem, name: str, order: Callable[[Any], Any], index: Index, x: Any
-) -> Any:
-    """Put the columns of an even number in another order, before the scale."""
-    own, d = problem.read(index)[name], x.shape[1]
-    return x if d % 2 else (x / own)[:, order(np.arange(d)).ravel()] * own
-
-
-def _scale_by(problem: Problem, own: str, other: str, power: int, index: Index, x: Any) -> Any:
-    """Multiply by a scale of another array, and by a power of the own one."""
-    arrays = problem.read(index)
-    return x * arrays[own] ** power * arrays[other]
 
 
 def list_narrow(problem: Problem) -> Iterator[Alternative]:
@@ -140,15 +129,11 @@ def list_narrow(problem: Problem) -> Iterator[Alternative]:
         for arrays in ("qkv", "kv", "v", "k", "q"):
             words = " and ".join(_CALLED[x] for x in arrays[-2:])
             words = f"queries, {words}" if len(arrays) == 3 else words
-            rounded = problem
-            for x in arrays:
-                rounded = rounded.replaced(x, partial(_round, to))
+            rounded = change_arrays(problem, arrays, partial(_round, to))
             yield Alternative(f"{words} are {name} first", rounded)
         in_8_bits = ("qk", *"qkv") if to.has_8_bits and not to.truncated else ()
         for (of, axis), arrays in product(_TO_LARGEST.items(), in_8_bits):
-            rounded = problem
-            for x in arrays:
-                rounded = rounded.replaced(x, partial(_round_scaled, to, axis))
+            rounded = change_arrays(problem, arrays, partial(_round_scaled, to, axis))
             words = " and ".join(_CALLED[x] for x in arrays)
             text = f"{words}, scaled by the largest number of each {of}, are {name} first"
             yield Alternative(text, rounded)
@@ -168,10 +153,8 @@ def list_normalised(problem: Problem) -> Iterator[Alternative]:
         what = " and ".join(_CALLED[x] for x in names)
         option = f" (--normalise {names})" * (problem.storage in NORMALISED_TYPES)
         words = f"{what} are divided by their {called}{{}}{option}"
-        rounded = divided
-        for x in names:
-            rounded = rounded.replaced(x, partial(_round, to))
         yield Alternative(words.format(""), divided)
+        rounded = change_arrays(divided, names, partial(_round, to))
         yield Alternative(words.format(" and rounded"), rounded)
 
 
@@ -197,7 +180,7 @@ def _move_means(_: Index, x: Doubles, size: int, first: bool) -> Doubles:
     return x - np.repeat(means - back, size, 0)[: len(x)]
 
 
-def _round(to: Format, _: Index, x: Any, by: float = 1.0) -> Any:
+def _round(to: Format, _: Index, x: Any, name: str = "", by: float = 1.0) -> Any:
     return to.round(x * by) / by
 
 
@@ -206,14 +189,9 @@ def list_rotated(problem: Problem) -> Iterator[Alternative]:
     (n, m, _), d = problem.shape, problem.first["q"].shape[-1]
     if d % 2 or problem.packed is not None:
         return
-    starts = {"q": m - n, "k": 0}
     for turn, called, base, of in product((1, -1), _TURNED, _ANGLE_BASES, ("halves", "pairs")):
-        moved = problem
-        for x in _TURNED[called]:
-            rotate = partial(
-                _rotate_columns, start=starts[x], base=base, pairs=of == "pairs", turn=turn
-            )
-            moved = moved.replaced(x, rotate)
+        rotate = partial(_rotate_columns, start=m - n, base=base, pairs=of == "pairs", turn=turn)
+        moved = change_arrays(problem, _TURNED[called], rotate)
         words = "rotated (RoPE) once more" if turn > 0 else "not rotated (RoPE)"
         yield Alternative(f"{called} are {words}, by base {base:g} in {of} of the columns", moved)
 
@@ -228,20 +206,19 @@ def list_mixed_columns(problem: Problem) -> Iterator[Alternative]:
             matrix = np.array(signs) / math.sqrt(size)
             where = f" in blocks of {size}" * (size < d)
             text = f"columns of {called} are mixed by the Hadamard matrix{where}"
-            yield Alternative(text, problem.replaced(name, partial(_mix_columns, matrix)))
-
-
-def _mix_columns(matrix: Doubles, _: Index, x: Doubles) -> Doubles:
-    return np.asarray((x.reshape(len(x), -1, len(matrix)) @ matrix).reshape(x.shape))
+            mix = partial(
+                lambda y, _, x: (x.reshape(len(x), -1, len(y)) @ y).reshape(x.shape), matrix
+            )
+            yield Alternative(text, problem.replaced(name, mix))
 
 
 def _rotate_columns(
-    _: Index, x: Doubles, start: int, base: float, pairs: bool, turn: int
+    _: Index, x: Doubles, name: str, start: int, base: float, pairs: bool, turn: int
 ) -> Doubles:
     """Multiply columns, two of them as a complex number, by e^(i position base^(-2 c / d))."""
     # A pair of columns that turn together is c and c + d / 2 (halves), or 2 c and 2 c + 1.
     two = [x[:, ::2], x[:, 1::2]] if pairs else np.split(x, 2, -1)
-    factors = _compute_turns(*x.shape, start, base)
+    factors = _compute_turns(*x.shape, start if name == "q" else 0, base)
     turned = (two[0] + 1j * two[1]) * (factors if turn > 0 else factors.conj())
     return np.stack([turned.real, turned.imag], -1 if pairs else -2).reshape(x.shape)
 
@@ -252,7 +229,7 @@ def _compute_turns(n: int, d: int, start: int, base: float) -> npt.NDArray[np.co
     return np.asarray(np.exp(1j * angles))
 
 
-def _round_scaled(to: Format, axis: int | None, _: Index, x: Any) -> Any:
+def _round_scaled(to: Format, axis: int | None, _: Index, x: Any, name: str) -> Any:
     """Round numbers so that the largest is the largest of a type."""
     unit = np.max(np.abs(x), axis, initial=0, keepdims=True) / to.largest
     return to.round(x / np.where(unit > 0, unit, 1)) * unit

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, product
@@ -14,8 +13,8 @@ import numpy as np
 
 from ....arrays.library import Doubles
 from ....arrays.words import place
-from ...rounding.formats import FORMATS, Format
-from ...rounding.head import Tile, scan_tile
+from ...rounding.formats import FORMATS
+from ...rounding.head import scan_tile
 from ...rounding.problems import Gradient, Index
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
@@ -46,7 +45,6 @@ from .backward import (
     Candidate,
     HeadPass,
     Lookup,
-    Shares,
     compute_gradient,
     count_once,
     factor_gradient,
@@ -159,7 +157,7 @@ def explain_backward(
         # Zeros alone tell of no cause but that they were never written: any loss of all keys fits.
         holding -= set() if everywhere and holding - zero else zero
         # A fitted number, or a type that loosens roundings, is that of all parts that failed.
-        if holding and (everywhere or not re.search("±|rounded to", one.text)):
+        if holding and (everywhere or not (one.fitted or "rounded to" in one.text)):
             found.append(Held(one, holding, everywhere, off / len(holding), local))
     return _name(found, back), back.samples, given
 
@@ -210,11 +208,6 @@ def list_edited_backward(
             yield one
 
 
-def _list_known(back: Backward) -> Iterator[Candidate]:
-    """List the package's own rows of backward passes."""
-    yield from list_edited_backward(back, known_rows(back.first.forward))
-
-
 def _list_masked(back: Backward) -> Iterator[Candidate]:
     """List the backward pass that sees hidden keys, or misses some: by rows of dk or dv."""
     forward, of = back.first.forward, next((x for x in ("dv", "dk") if x in back.failed), "")
@@ -233,9 +226,11 @@ def _list_masked(back: Backward) -> Iterator[Candidate]:
         more = f" in head {place(next(iter(changed)))} (and others in {len(changed) - 1} more)"
         alike = len(changed) == math.prod(forward.lead) and len({*every}) == 1
         text = f"{every[0]}{more * (not alike)}"
-        back.forward.append(
-            Alternative(text, forward.replaced("mask", partial(_show_changed, changed)))
+        usual = False, True
+        shown = forward.replaced(
+            "mask", lambda at, x: (x | changed.get(at, usual)[0]) & changed.get(at, usual)[1]
         )
+        back.forward.append(Alternative(text, shown))
         text = f"the backward pass {text} (lse and out are right)"
         yield Candidate(text, len(back.forward) - 1)
 
@@ -243,11 +238,6 @@ def _list_masked(back: Backward) -> Iterator[Candidate]:
 def _describe_changed(more: Any, kept: Any) -> str:
     parts = (more, "sees hidden {}"), (~kept, "does not see {}")
     return " and ".join(words.format(describe_keys(x)) for x, words in parts if x.any())
-
-
-def _show_changed(changed: Mapping[Index, tuple[Any, Any]], at: Index, mask: Any) -> Any:
-    more, kept = changed.get(at, (False, True))
-    return (mask | more) & kept
 
 
 def _list_recomputed(back: Backward) -> Iterator[Candidate]:
@@ -299,13 +289,11 @@ def _list_weighed(back: Backward) -> Iterator[Candidate]:
             return
         if counts:
             by_first = {heads[at][0]: [*x.items()] for at, x in counts.items()}
-            share_by = partial(_share_by, by_first)
-            yield Candidate(_describe_weights(heads, counts), share=share_by)
+            yield Candidate(
+                _describe_weights(heads, counts),
+                share=partial(lambda y, x: y.get(x[0], count_once(x)), by_first),
+            )
             return
-
-
-def _share_by(weights: Mapping[Index, Shares], heads: Sequence[Index]) -> Shares:
-    return weights.get(heads[0], count_once(heads))
 
 
 def _fit_times(back: Backward, of: str, x: Sampled) -> dict[Index, int] | None:
@@ -415,12 +403,9 @@ def _regroup(
         own = scan_tile(held.head, slice(0, len(held.head.q)), slice(0, held.head.keys))
         head = held.head._replace(k=other.head.k, v=other.head.v)
         again = BackwardHead(head, held.d_out, None)
-        total += compute_gradient(again, kept, of, partial(_put_scores, own if saved else None))
+        put = partial(lambda own, x: x._replace(scores=own.scores) if saved else x, own)
+        total += compute_gradient(again, kept, of, put)
     return total
-
-
-def _put_scores(saved: Tile | None, tile: Tile) -> Tile:
-    return tile if saved is None else tile._replace(scores=saved.scores)
 
 
 def _list_padded(back: Backward) -> Iterator[Candidate]:
@@ -517,17 +502,16 @@ def _list_rounded_scores(back: Backward) -> Iterator[Candidate]:
     reads: Any = Candidate("").read, partial(_take_delta_of_out, back.first)
     for name, (words, factor), read in product(("bfloat16", "float16"), by.items(), reads):
         text = f"in the backward pass {words} rounded to {name}"
-        yield Candidate(text, read=read, tile=partial(_round_scores, FORMATS[name], factor))
+        rounded = partial(
+            lambda to, by, x: x._replace(scores=by * to.round(x.scores / by)), FORMATS[name], factor
+        )
+        yield Candidate(text, read=read, tile=rounded)
 
 
 def _take_delta_of_out(gradient: Gradient, look: Lookup, at: Index) -> HeadPass:
     """Make D of the output that was written."""
     (back, kept), (d_out, out) = look(at), gradient.derivatives(at)
     return back, kept if out is None else kept._replace(delta=np.sum(d_out * out, -1))
-
-
-def _round_scores(to: Format, by: float, tile: Tile) -> Tile:
-    return tile._replace(scores=by * to.round(tile.scores / by))
 
 
 def _list_rescaled(back: Backward) -> Iterator[Candidate]:
@@ -549,7 +533,9 @@ def _list_rescaled(back: Backward) -> Iterator[Candidate]:
     if (fitted := fit_number(compute, got, got, sample.unit, _SCALES)) is not None:
         compute(fitted[0])
         words = f"the scale is {fitted[0]:.4f} ± {fitted[1]:.1g} times the declared scale"
-        yield one._replace(text=f"in the backward pass {words} (lse and out are right)")
+        yield one._replace(
+            text=f"in the backward pass {words} (lse and out are right)", fitted=True
+        )
 
 
 _COUNT_AS = {0: "are left out", 2: "count twice", 3: "count 3 times", 4: "count 4 times"}
@@ -573,5 +559,5 @@ _LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
     list_moved_terms,
     list_other_numbers,
     list_other_normalisers,
-    _list_known,
+    lambda back: list_edited_backward(back, known_rows(back.first.forward)),
 )

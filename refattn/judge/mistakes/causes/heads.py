@@ -152,19 +152,23 @@ def list_of_heads(
 
         return Alternative("", problem.replaced("sinks", change))
 
-    def count_bias(c: Mapping[Index, float]) -> Alternative:
-        return Alternative("", problem, bias=lambda _, at, x: c.get(at, 1.0) * np.asarray(x))
-
-    def add_slope(c: Mapping[Index, float]) -> Alternative:
-        return Alternative("", problem, bias=lambda x, at, _: -c.get(at, 0.0) * np.abs(x.ahead))
-
     if problem.has_sinks:
         yield "e^sink counts {} times", count_sink, (0.1, 0.5, 1.0, 2.0, 10.0)
     if has_bias and few:
-        yield "the bias is multiplied by {}", count_bias, (-1.0, 0.1, 0.5, 1.0, 2.0, 8.0)
+        yield (
+            "the bias is multiplied by {}",
+            lambda c: Alternative("", problem, bias=lambda _, at, x: c.get(at, 1) * np.asarray(x)),
+            (-1.0, 0.1, 0.5, 1.0, 2.0, 8.0),
+        )
     # Where a bias is given its multiples are fitted, and where none is one by distance.
     elif few:
-        yield "scores fall by {} for each key of distance", add_slope, (0.01, 0.1, 0.5, -0.1)
+        yield (
+            "scores fall by {} for each key of distance",
+            lambda c: Alternative(
+                "", problem, bias=lambda x, at, _: np.abs(x.ahead) * -c.get(at, 0.0)
+            ),
+            (0.01, 0.1, 0.5, -0.1),
+        )
 
 
 def describe_numbers(text: str, numbers: Mapping[Index, float]) -> str:

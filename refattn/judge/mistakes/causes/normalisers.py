@@ -17,7 +17,7 @@ from ...verification.findings import ONLY_IN, Numbers, Suspect
 from ..operators.maps import Map, list_heads_read, list_maps, write_shift
 from ..operators.strides import PADDED_TO, list_swaps
 from .alternatives import SLOPES, list_alternatives
-from .places import list_places
+from .places import list_rows
 from .sampled import Alternative, Result, Rows, answer_places, read_heads
 from .slips import NORMALISERS, PARTS
 from .suspects import as_suspect
@@ -148,21 +148,23 @@ def list_moved_normalisers(
     """List results that are written to other places, or are those of other kernels."""
     for words, swapped in list_swaps(problem):
         yield f"transposed, with the strides of {words}", swapped
-    n, keys, _ = problem.shape
+    (n, keys, _), given = problem.shape, Alternative("", problem).result
     for size in PADDED_TO if math.prod(problem.lead) > 1 else ():
         if apart := -n % size:
             text = f"read {n} by {n} rows, but heads are written {n + apart} rows apart"
             yield text, partial(answer_places, problem, (n + apart).__rdivmod__)
     turned = (Map(f"{write_shift('@', by)} (cyclically)", partial(np.add, by)) for by in (1, -1))
+    ends: Any
     for ends, rules in {"clip": list_maps(n), "wrap": turned}.items():
         for rule in rules:
             text = f"that of query {rule.named('i')}"
-            yield text, partial(_take_query, problem, rule, ends)
+            queries = np.take(np.arange(n), rule.of(np.arange(n)), mode=ends)
+            yield text, partial(lambda i, x: given(x._replace(queries=i[x.queries])), queries)
     for parts in (x for x in PARTS if x < keys):
         size = -(-keys // parts)
         for words, j in (("first", slice(size)), ("last", slice((parts - 1) * size, keys))):
             text = f"computed from the {words} of {parts} parts of the keys"
-            yield text, partial(_take_part, problem, j)
+            yield text, partial(lambda j, x: given(x._replace(keys=x.keys[j])), j)
     smooth = problem.replaced("k", lambda _, k: k - np.mean(k, 0))
     text = "computed from keys minus their mean: scale q . mean(k) is missing"
     yield text, Alternative("", smooth).result
@@ -171,15 +173,6 @@ def list_moved_normalisers(
             yield f"that of {alternative.text.split(' the output of ')[-1]}", alternative.result
         else:
             yield f"computed as if {alternative.text}", alternative.result
-
-
-def _take_query(problem: Problem, rule: Map, ends: Any, rows: Rows) -> Result:
-    queries = np.take(np.arange(problem.shape[0]), rule.of(rows.queries), mode=ends)
-    return Alternative("", problem).result(rows._replace(queries=queries))
-
-
-def _take_part(problem: Problem, j: slice, rows: Rows) -> Result:
-    return Alternative("", problem).result(rows._replace(keys=rows.keys[j]))
 
 
 def name_offset(
@@ -196,7 +189,7 @@ def name_offset(
     c = float(np.median(error)) if error.size else math.nan
     if not np.all(np.abs(error - c) < FAR * std):  # NaN is none
         return []
-    where = ", ".join(x for x in list_places(problem, sample) if not x.startswith("columns"))
+    where = ", ".join(list_rows(problem, sample.wrong))
     side, there = "large" if c > 0 else "small", f"{ONLY_IN}{where}" * bool(where)
     return [as_suspect(f"agrees if lse is too {side} by {abs(c):.4g}{there}")]
 

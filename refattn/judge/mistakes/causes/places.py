@@ -18,7 +18,14 @@ from ...rounding.formats import FORMATS
 from ...rounding.head import attend_rows
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
-from ...verification.findings import Numbers, Suspect, describe_span, name_heads, name_span
+from ...verification.findings import (
+    Numbers,
+    Suspect,
+    describe_span,
+    name_factor,
+    name_heads,
+    name_span,
+)
 from ...verification.verdict import Verdict
 from .sampled import Rows, attend, take_rows
 from .slips import weigh_keys
@@ -289,8 +296,9 @@ def find_factor(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> l
     if not rest < min(_FACTOR_ALONE * size, _LEFT * error):
         return []
     where = ", ".join(list_places(problem, sample))
-    text = f"the gradient{' of ' * bool(where)}{where} is {factor:.4g} times what it should be"
     spread, share = math.sqrt(rest / size), 1 - rest / error
+    text = f"the gradient{' of ' * bool(where)}{where} is {factor:.4g} times what it should be"
+    text += name_factor(problem, factor, spread)
     return [Suspect("factor", factor - 1, spread, math.nan, share, text)]
 
 
@@ -346,7 +354,7 @@ def analyse_sample(problem: Problem, sample: Sample, profile: Profile, dtype: st
     return Errors(np.concatenate([x.got for x in sample.heads]), exact, std)
 
 
-def find_common_factor(x: Errors) -> list[Suspect]:
+def find_common_factor(problem: Problem, x: Errors) -> list[Suspect]:
     """Find the factor of all rows of a gradient, wrong or not, if it leaves roundings alone."""
     if not np.all(np.isfinite(x.got)):
         return []
@@ -360,6 +368,7 @@ def find_common_factor(x: Errors) -> list[Suspect]:
         return []
     # Rows were chosen because they are wrong, which biases the factor: three digits are right.
     text = f"the gradient is {1 + off:.3g} times what it should be"
+    text += name_factor(problem, 1 + off, error)
     return [Suspect("factor", off, error, math.nan, gain / over, text)]
 
 

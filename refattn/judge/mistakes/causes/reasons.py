@@ -19,13 +19,10 @@ from ...rounding.roundings import Roundings
 from ...verification.choice import ProfileChoice, choose_profiles, usual_profiles
 from ...verification.empty_rows import find_empty, find_unseen, say_how_to_accept
 from ...verification.findings import (
-    LOGARITHMS,
-    ONLY_IN,
     Finding,
     Numbers,
     Part,
     Suspect,
-    name_number,
 )
 from ...verification.verdict import Verdict, list_few_rows
 from ...verification.worst import find_worst
@@ -51,7 +48,7 @@ from .places import (
     remark_zeros,
 )
 from .sampled import Alternative
-from .search import leave_roundings, search_causes, search_columns, search_written
+from .search import SearchTask, leave_roundings, search_causes, search_without_zeros
 from .states import explain_states
 from .suspects import as_suspect, say_what_is_left
 from .trials import ERRORS, say_of_weights
@@ -141,7 +138,7 @@ def explain(
     if verdict.verdict != "FAIL":
         return verdict
     fits = tidy_fits(verdict, failed_part(verdict.tests, verdict.alpha))
-    fits = [] if _is_right_where_finite(numbers, verdict) else name_factors(problem, fits)
+    fits = [] if _is_right_where_finite(numbers, verdict) else fits
     if problem.kind == "scores" and problem.derived is None:
         return _explain_scores(problem, numbers, verdict, profiles, fits, mistakes)
     if problem.kind == "recurrent":
@@ -154,8 +151,18 @@ def explain(
         # Features have no scores: where products are positive, their logarithms stand for these.
         found = list(_explain_features(problem, numbers, profiles, verdict))
         if scored := as_scores(problem, by.roundings(verdict.dtype)):
-            task = scored, numbers, profiles, verdict.dtype, "out", worst.where if worst else ()
-            more, sample = search_causes(*task, mistakes=mistakes, posed=problem)
+            more, sample = search_causes(
+                SearchTask(
+                    scored,
+                    numbers,
+                    profiles,
+                    verdict.dtype,
+                    "out",
+                    worst.where if worst else (),
+                    mistakes=mistakes,
+                    posed=problem,
+                )
+            )
             more = [x._replace(text=say_of_weights(x.text)) for x in more]
             found = found or [x for x in more if x.text]
             verdict = verdict._replace(place=describe_place(scored, sample, verdict))
@@ -222,7 +229,6 @@ def _search_scores(
     strange_alone = _is_right_where_finite(numbers, verdict)
     where = worst.where if worst else ()
     where = (*where, 0) if where and failed == "lse" else where  # of a row, any column
-    rest = verdict.dtype, failed, where, fits
     known = _IN_FLOAT32[1] if _IN_FLOAT32[0] in " ".join(verdict.remarks) else ""
     if failed != "lse" and worst is not None and not known:
         grid, gap = find_grid(problem, numbers)
@@ -231,15 +237,15 @@ def _search_scores(
     if rows:  # others are right by this profile
         by = profiles.get(verdict.by, next(iter(profiles.values())))
         profiles = {verdict.by: by, **profiles}
-    about = problem, numbers, profiles, *rest
-    found, sample = search_causes(*about, strange_alone, known, mistakes, rows)
+    about = problem, numbers, profiles, verdict.dtype, failed, where, fits
+    task = SearchTask(*about, mistakes, rows, known, strange_alone)
+    found, sample = search_causes(task)
     if sample.apart and not any(x.name == _CAUSE for x in found):
         # Numbers that are wrong were searched first; those that are NaN may have another cause.
-        alone = search_causes(*about, strange_alone=True)
+        alone = search_causes(SearchTask(*about, strange_alone=True))
         found, sample = alone if alone[0] else ([], sample)
     if failed != "lse" and not any(x.name == _CAUSE for x in found):
-        part = problem, numbers, profiles, rest, sample
-        found = search_columns(*part) or search_written(*part) or found
+        found = search_without_zeros(task, sample) or found
     if failed == "lse":
         share = 0.0 if found else share_of_offset(problem, sample)
         fits = [x._replace(explained=share) for x in fits if share >= _MOST]
@@ -274,10 +280,7 @@ def explain_gradients(
     rows = {x: list_few_rows(verdicts[x]) for x in failed}
     told = rows if all(rows.values()) and not alone else {}  # others are right by this profile
     named, samples, exact = explain_backward(parts, places, by if told else usual, *rest, told)
-    fits = {
-        x: name_factors(parts[x].problem, tidy_fits(verdicts[x], "out")) if x not in alone else []
-        for x in failed
-    }
+    fits = {x: tidy_fits(verdicts[x], "out") if x not in alone else [] for x in failed}
     settled = all(map(leave_roundings, fits.values()))
     if not (named or settled) and (told or by != usual):
         other = explain_backward(parts, places, usual if told else by, *rest)
@@ -295,8 +298,8 @@ def explain_gradients(
             name_trivial(verdict)
             or rescaled.get(name)
             or order_suspects(named.get(name, []), fits[name])
-            or name_factors(problem, find_factor(problem, samples[name], exact[name]))
-            or name_factors(problem, _find_common_factor(problem, samples[name], profiles, verdict))
+            or find_factor(problem, samples[name], exact[name])
+            or _find_common_factor(problem, samples[name], profiles, verdict)
         )
         where = describe_place(problem, samples[name], verdict)
         worst = find_worst(problem, parts[name].numbers, verdict._replace(of=name), by)
@@ -329,7 +332,7 @@ def _find_common_factor(
     step = max(1, -(-sum(len(x.got) for x in sample.heads) // _FACTOR_ROWS))
     some = sample._replace(heads=[x.take(slice(None, None, step)) for x in sample.heads])
     laws = (analyse_sample(problem, some, x, verdict.dtype) for x in profiles.values())
-    return next(filter(None, map(find_common_factor, laws)), [])
+    return next(filter(None, (find_common_factor(problem, x) for x in laws)), [])
 
 
 def _explain_rescaled(
@@ -360,9 +363,7 @@ def _explain_rescaled(
         if alone.name == _CAUSE:
             found[name] = [alone]
             continue
-        causes = named.get(name) or name_factors(
-            problem, find_factor(problem, left[name], exact[name])
-        )
+        causes = named.get(name) or find_factor(problem, left[name], exact[name])
         found[name] = [x._replace(text=f"{x.text}, and {words}") for x in causes]
     return {x: y for x, y in found.items() if y}
 
@@ -453,7 +454,7 @@ def tidy_fits(verdict: Verdict, failed: str) -> list[Suspect]:
         text = x.text
         if square * (1 - min(x.explained, 1.0)) > _SMALL_REST or not _is_as_derived(x):
             # With more left than roundings, the standard error of the fit means nothing.
-            text = re.sub(r" ± \S*\d", "", text)
+            text, x = re.sub(r" ± \S*\d", "", text), x._replace(error=math.nan)
         # A factor is the same for errors of any size: one that leaves more than roundings is none.
         # What is not linear leaves some by its second derivative; one that leaves more is another.
         rest = square * (1 - min(x.explained, 1.0)) / max(1.0, abs(1 + x.estimate)) ** 2
@@ -476,7 +477,7 @@ def _drop_said_better(fits: Sequence[Suspect]) -> list[Suspect]:
     factors = (x for x in fits if x.name == "factor")
     if any(abs(1 + x.estimate) < _SURE_ERRORS * x.error for x in factors):
         return []
-    return [x for x in fits if not x.name.startswith("scale") or "±" in x.text]
+    return [x for x in fits if not x.name.startswith("scale") or math.isfinite(x.error)]
 
 
 def _may_be(x: Suspect) -> bool:
@@ -492,27 +493,6 @@ def _is_as_derived(x: Suspect) -> bool:
     return x.name.startswith(_LINEAR_NAMES) or from_exact**2 < x.error
 
 
-def name_factors(problem: Problem, fits: Sequence[Suspect]) -> list[Suspect]:
-    """Say what a factor is that has a name: of the scale, of logarithms, or of head counts."""
-    known, named = {**LOGARITHMS}, []
-    if problem.gradient is not None and problem.gradient.of != "dv" and problem.scale:
-        known |= {
-            "the scale is used twice": problem.scale,
-            "the scale is left out": 1 / problem.scale,
-        }
-    # A sum over the query heads of a key head may be a mean, or be multiplied by their number.
-    share = problem.lead[-1] // problem.key_heads if problem.key_heads and problem.lead else 1
-    if share > 1:
-        known["the number of query heads of a key head"] = share
-        known["1 / the number of query heads of a key head"] = 1 / share
-    for x in fits:
-        words = name_number(1 + x.estimate, x.error, known)
-        said, *where = x.text.partition(ONLY_IN)
-        text = "".join([f"{said}: {words}", *where]) if x.name == "factor" and words else x.text
-        named.append(x._replace(text=text))
-    return named
-
-
 def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Suspect]:
     """Put what holds first, then fits, of scales those that explain as much, then parts.
 
@@ -525,13 +505,13 @@ def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Su
     holding = [x for x in holding if x.explained > most or not is_of_weights(x.text)]
     if any(is_of_weights(x.text) for x in holding):
         fits = [x for x in fits if x not in scales]
-    elif any("±" in x.text for x in scales):  # of all rows: the surer
+    elif leave_roundings(scales):  # of all rows: the surer
         holding = [x for x in holding if "times the declared scale" not in x.text]
     elif any(math.isfinite(x.estimate) for x in holding):  # of which this is the scale
         fits = [x for x in fits if x not in scales]
     # What is added to the sum of many weights is like a factor: the one that explains more is true.
     of_sum = max((x.explained for x in fits if x.name == "sink"), default=0.0)
-    if any(x.name == "factor" and x.explained > of_sum and "±" in x.text for x in fits):
+    if leave_roundings([x for x in fits if x.name == "factor" and x.explained > of_sum]):
         holding = [x for x in holding if "is added to the sum" not in x.text]
     most = max((x.explained for x in holding), default=0.0) - _AS_WELL
     fits = [x for x in fits if x.explained > most]

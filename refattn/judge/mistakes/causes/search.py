@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,52 +55,50 @@ _FEWEST_LSE = 4  # log normalisers: fewer are near to those of some row by chanc
 _KEPT = 2**22  # numbers of heads that were read, and are kept
 
 
-def search_causes(
-    problem: Problem,
-    numbers: Numbers,
-    profiles: Mapping[str, Profile],
-    dtype: str,
-    failed: str,
-    where: Index,
-    fits: Sequence[Suspect] = (),
-    strange_alone: bool = False,
-    known: str = "",
-    mistakes: Sequence[Mutant] = (),
-    rows: Sequence[Index] = (),
-    posed: Problem | None = None,
-) -> tuple[list[Suspect], Sample]:
+class SearchTask(NamedTuple):
+    """What is searched: causes of a wrong output, of its log normalisers, or of both."""
+
+    problem: Problem
+    numbers: Numbers
+    profiles: Mapping[str, Profile]
+    dtype: str
+    failed: str = "out"  # or `lse`, or `both`
+    where: Index = ()  # of the worst element
+    fits: Sequence[Suspect] = ()  # that explain the error: no coarse rounding is tried then
+    mistakes: Sequence[Mutant] = ()  # of the user, which are tried first
+    rows: Sequence[Index] = ()  # that are known to be wrong: those that the first profile rejects
+    known: str = ""  # the cause, if it is known: only the sample is taken
+    strange_alone: bool = False  # whether only rows with NaN or infinity are looked at
+    posed: Problem | None = None  # which texts compute, if it was another one
+
+
+def search_causes(task: SearchTask) -> tuple[list[Suspect], Sample]:
     """Return alternatives that explain an output and its log normalisers, and the sample.
 
-    What `failed` is `out`, `lse` or `both`; `where` is the worst element. Coarse roundings are
-    not tried on an error that `fits` explain, defects of a fitted size; nor are lists of what is
-    fitted to rows, if one of these leaves roundings alone. Rows with NaN or infinity may be the
-    only ones that are looked at. Where the cause is `known`, only the sample is taken. Rows of a
-    user's `mistakes` are tried first. Wrong `rows` that are known are those that the first profile
-    rejects. Texts compute the problem as it was `posed`, if it was another one.
+    Lists of what is fitted to rows are not tried if one of the fits leaves roundings alone.
     """
+    problem, numbers, profiles, dtype, failed, where, fits, *_ = task
     profile = next(iter(profiles.values()))
     problem = problem.read_by(profile)
     heads = _KEPT // max(sum(problem.shape[:2]) * problem.first["q"].shape[-1], 1)
     problem = problem._replace(read=lru_cache(maxsize=min(max(heads, 4), 64))(problem.read))
-    sample = draw_sample(problem, numbers, profile, dtype, where, strange_alone, rows=rows)
+    of_rows = task.strange_alone, None, task.rows
+    sample = draw_sample(problem, numbers, profile, dtype, where, *of_rows)
+    known = task.known or (not sample.wrong.any() and " and ".join(sample.remarks))
     if known:
         return [as_suspect(f"agrees if {known}")], sample
-    if sample.remarks and not sample.wrong.any():
-        words = " and ".join(sample.remarks)
-        return [as_suspect(f"agrees if {words}")], sample
-    trials = Trials(problem, sample, numbers, profile, mistakes, posed)
+    trials = Trials(problem, sample, numbers, profile, task.mistakes, task.posed)
     found = [Explained(Alternative("", problem))]
     if failed != "lse":
         enough = [x for x in trials.list_explained() if x.share > EXPLAINED_BY_WRONG]
         # In steps of e^(1/4) in the mean square: of those that are about as near, the one that is
-        # right everywhere and plain, and has fewest parts, comes first.
+        # right everywhere and plain comes first.
         nearest = sorted(
             enough,
             key=lambda x: (
                 round(4 * math.log(max(x.square, 1.0))),
                 not x.everywhere,
                 not x.alternative.plain,
-                x.alternative.text.count(", and "),
             ),
         )
         judged = [trials.judge(x, profiles, dtype) for x in nearest[:_BEST]]
@@ -121,7 +120,7 @@ def search_causes(
         if not (fits or any(x.holds for x in found)):
             found = [*trials.list_rounded(profile, dtype), *found]
     several = bool(np.sum(sample.wrong) >= _FEWEST_LSE)
-    suspects = []
+    suspects, whole = [], []  # those are whole that leave no row wrong
     for one in found:
         words, of_lse = one.alternative.text, None
         if numbers.lse is not None:
@@ -137,11 +136,13 @@ def search_causes(
             elif of_lse.words:
                 words = f"{words}, and {of_lse.words}" if words else of_lse.words
         if words:
-            suspect = suspect_alternative(words, one, trials)
+            alone = numbers.lse is not None and of_lse is None
+            suspect = suspect_alternative(words, one, trials, alone)
+            left: tuple[list[Index], int] = [], 0
             if suspect.name == "convention":
-                suspect = say_what_is_left(suspect, *find_left(trials, one.alternative, of_lse))
-            suspects.append(suspect)
-    whole = [x for x in suspects if "in part" not in x.text]  # which leave no row wrong
+                left = find_left(trials, one.alternative, of_lse)
+            suspects.append(say_what_is_left(suspect, *left))
+            whole += suspects[-1:] if one.holds and not (alone or left[0]) else []
     if not whole and failed == "both" and sample.wrong.any():
         of_sums = trials.judge(trials.explain(trials.take_sums()), profiles, dtype)
         if of_sums.holds:
@@ -171,12 +172,11 @@ def _is_told(trials: Trials, one: Explained) -> bool:
 
 def leave_roundings(fits: Sequence[Suspect]) -> bool:
     """Tell whether a defect of a fitted size, whose error is given, leaves roundings alone."""
-    return any("±" in x.text for x in fits)
+    return any(math.isfinite(x.error) for x in fits)
 
 
-def suspect_alternative(words: str, one: Explained, trials: Trials) -> Suspect:
-    """Name an alternative, and whether it holds in all rows that were taken."""
-    alone = _OUTPUT_ALONE in words
+def suspect_alternative(words: str, one: Explained, trials: Trials, alone: bool = False) -> Suspect:
+    """Name an alternative, and whether it holds in all rows that were taken, and not in `out`."""
     start = "agrees if" if one.holds and not alone else "agrees in part if"
     places = list_places(trials.problem, trials.sample)  # columns of few rows say nothing
     where = ", ".join(x for x in places if not x.startswith("columns between")) or "some rows"
@@ -259,20 +259,25 @@ def find_left(
     return left, count
 
 
-def search_columns(
-    problem: Problem,
-    numbers: Numbers,
-    profiles: Mapping[str, Profile],
-    rest: tuple[str, str, Index, Sequence[Suspect]],
-    sample: Sample,
-) -> list[Suspect]:
-    """Search causes in the wrong columns alone, without those that are 0."""
+def search_without_zeros(task: SearchTask, sample: Sample) -> list[Suspect]:
+    """Search causes in wrong columns alone, or wrong rows, if some of these are 0."""
+    for part, words in (*_leave_columns(task, sample), *_leave_rows(task, sample)):
+        found, _ = search_causes(part._replace(mistakes=(), rows=(), known="", strange_alone=False))
+        holding = [x._replace(text=x.text + words) for x in found if x.name == "convention"]
+        if holding:
+            return holding
+    return []
+
+
+def _leave_columns(task: SearchTask, sample: Sample) -> Iterator[tuple[SearchTask, str]]:
+    """Take the wrong columns that are not 0."""
+    problem, numbers, where = task.problem, task.numbers, task.where
     got = [x.got[x.wrong] for x in sample.heads]
     written = np.any(np.concatenate(got), 0) if got else sample.columns
     kept = sample.columns & written
     few = np.sum(sample.wrong) * np.sum(kept) < FEWEST_NUMBERS  # any cause is near these
     if kept.all() or not kept.any() or few:
-        return []
+        return
     alone = problem.replaced("v", lambda _, v: v[:, kept])
     if "v_scale" in problem.first:
         alone = alone.replaced(
@@ -280,35 +285,25 @@ def search_columns(
         )
     alone = alone._replace(shape=(*problem.shape[:2], int(np.sum(kept))))
     of_kept = numbers._replace(out=lambda at: numbers.out(at)[:, kept], lse=None)
-    dtype, failed, where, fits = rest
     where = (*where[:-1], int(np.sum(kept[: where[-1]])) % alone.shape[2]) if where else where
-    found, _ = search_causes(alone, of_kept, profiles, dtype, failed, where, fits)
     spans = [np.flatnonzero(x) for x in (sample.columns, sample.columns & ~written)]
     some, zero = (name_span("columns", x) if len(x) else "" for x in spans)
     there = f"{ONLY_IN}{some}" * (not sample.columns.all()) + f", and {zero} are 0" * bool(zero)
-    return [x._replace(text=x.text + there) for x in found if x.name == "convention"]
+    yield task._replace(problem=alone, numbers=of_kept, where=where), there
 
 
-def search_written(
-    problem: Problem,
-    numbers: Numbers,
-    profiles: Mapping[str, Profile],
-    rest: tuple[str, str, Index, Sequence[Suspect]],
-    sample: Sample,
-) -> list[Suspect]:
-    """Search causes in the wrong rows alone that are not 0."""
+def _leave_rows(task: SearchTask, sample: Sample) -> Iterator[tuple[SearchTask, str]]:
+    """Take the wrong rows that are not 0: rows of NaN are left out if others are wrong."""
+    problem, numbers = task.problem, task.numbers
     outs = (numbers.out(x) for x in np.ndindex(problem.lead))
     zero = sample.wrong & np.stack([~np.any(x, -1) for x in outs])
     if not zero.any() or np.array_equal(zero, sample.wrong):
-        return []
-    # Rows of NaN are left out if others are wrong.
+        return
     written = numbers._replace(
         out=lambda at: np.where(zero[problem.number(at)][:, None], math.nan, numbers.out(at))
     )
-    dtype, failed, _, fits = rest
-    found, _ = search_causes(problem, written, profiles, dtype, failed, (), fits)
     words = f", and {name_span('queries', np.flatnonzero(zero.any(0)))} are 0"
     heads = {problem.index_of(x) for x in np.flatnonzero(zero.any(1))}
     if len(heads) < len(zero):
         words += f" in head{'s' * (len(heads) > 1)} {', '.join(map(place, sorted(heads)))}"
-    return [x._replace(text=x.text + words) for x in found if x.name == "convention"]
+    yield task._replace(numbers=written, where=()), words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -15,6 +15,7 @@ from ....arrays.library import Doubles
 from ...rounding.formats import FORMATS, Format
 from ...rounding.head import SoftmaxHead, scan_tile
 from ...rounding.problems import Problem
+from ..text import Edit
 from .sampled import Alternative, Place, Result, Seen, attend, pad_sum, show_band
 from .wrong_rows import finite
 
@@ -32,45 +33,15 @@ _LOG_OF_MOST = math.log(FORMATS["float32"].largest)  # and infinite above
 def list_slips(problem: Problem) -> Iterator[Alternative]:
     """List kernels that compute in the wrong way."""
     keys = problem.shape[1]
-    for size in (x for x in (*TILE_SIZES, *_ODD_TILES) if x < keys):
-        for (words, of_sum, of_out), (how, power) in product(_RUNNING, _RESCALED.items()):
-            if power == _FROM_BEFORE and keys <= 2 * size:  # the first tile is lost, no more
-                continue
-            text = f"{words} {how} when the maximum grows ({_name_tiles(size)})"
-            power_of_sum, power_of_out = (power if x else 1 for x in (of_sum, of_out))
-            compute = partial(attend_in_tiles, size=size, of_sum=power_of_sum, of_out=power_of_out)
-            yield Alternative(text, problem, compute=compute)
-    for size in (x for x in TILE_SIZES if x < keys):
-        for words, turn in (("", 1), (", the last first", -1)):
-            text = "the running maximum and sum restart in the second tile, the output does not"
-            again = partial(_restart, size=size, turn=turn)
-            yield Alternative(f"{text} (tiles of {size} keys{words})", problem, compute=again)
-        text = (
-            f"the last tile of {size} keys that a query sees is not rescaled from its own maximum"
-        )
-        own = partial(_keep_last_maximum, size=size)
-        yield Alternative(f"{text} to that of all", problem, compute=own)
-        for words, often in (("", 0), (", and at the end", 1)):
-            divided = partial(_divide_at_tiles, size=size, often=often)
-            text = f"the output is divided by the running sum after each tile of {size} keys{words}"
-            yield Alternative(text, problem, compute=divided)
-        text = f"weights of each tile of {size} keys are divided by the running sum up to it"
-        early = partial(_divide_by_running, size=size)
-        yield Alternative(f"{text}, not by that of all", problem, compute=early)
-        # 448 is the largest number of float8_e4m3fn: weights that are stored times 2^8 leave its
-        # range above 448 / 2^8.
-        past = f"weights relative to the maximum of earlier tiles ({size} keys)"
-        text = f"{past} are clipped at 448 / 2^8"
-        yield Alternative(text, problem, compute=partial(_cut_weights, size=size, most=448 / 2**8))
-        for bits in _LAGS:
-            old = f"the old maximum is kept if it grows by {bits} bits or less ({size} keys), "
-            text = f"{old}and weights relative to it are clipped at 448 / 2^8"
-            cut = partial(_cut_weights, size=size, most=448 / 2**8, bits=bits)
-            yield Alternative(text, problem, compute=cut)
-            text = f"{old}but weights are relative to the new one"
-            yield Alternative(text, problem, compute=partial(_keep_maximum, size=size, bits=bits))
-        text = f"the output overflows float16 before it is divided (tiles of {size} keys)"
-        yield Alternative(text, problem, compute=partial(_overflow_in_tiles, size=size))
+    for size, (words, edits) in product((*TILE_SIZES, *_ODD_TILES), _list_edits(keys).items()):
+        # The sums from before the first tile are 0: two tiles of which the first is lost, no more.
+        few = _BEFORE in words and keys <= 2 * size
+        if size < keys and not few and (size in TILE_SIZES or "when the maximum grows" in words):
+            text = words.format(size).replace("tiles of 1 keys", "one key at a time")
+            tiles = partial(
+                attend_in_tiles, size=size, edits=edits, turn=-1 if _LAST in words else 1
+            )
+            yield Alternative(text, problem, compute=tiles)
     for called, edges in list_parts(problem):
         for words, weigh in (MERGED_PARTS | _SUMS).items():
             merge = partial(merge_parts, edges=edges, weigh=weigh, is_mean=words in MERGED_PARTS)
@@ -115,20 +86,12 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
         if problem.has_sinks:
             also = partial(capped, with_sink=True)
             yield Alternative("the sink is also capped", without, compute=also)
-    for size in (x for x in TILE_SIZES if x < keys):
-        text = "the maximum is taken per tile, and the factor of the earlier sums overflows"
-        again = partial(_reset_maximum, size=size)
-        yield Alternative(f"{text} float32 (tiles of {size} keys)", problem, compute=again)
     for size in (128, 256):
         yield Alternative(
             f"the sum of the weights stays at {size}, as sums of ones in 8 bits do",
             problem,
             compute=partial(_saturate, most=float(size)),
         )
-
-
-def _name_tiles(size: int) -> str:
-    return f"tiles of {size} keys" if size > 1 else "one key at a time"
 
 
 def score_all(head: SoftmaxHead) -> Doubles:
@@ -182,128 +145,121 @@ def _result(out: Doubles, total: Doubles, top: Doubles) -> Result:
         return Result(out / divisor, np.log(total) + np.where(np.isfinite(top), top, 0.0), top)
 
 
-_RUNNING = (  # what is rescaled in a wrong way: the sum, the output
-    ("the running sums are", True, True),
-    ("the running output is", False, True),
-    ("the running sum of the weights is", True, False),
-)
-_FROM_BEFORE = 2
-_RESCALED = {  # power of the right factor by which it is multiplied, or another factor
-    "not rescaled": 0,
-    "divided, not multiplied, by e^(old - new maximum)": -1,
-    "rescaled from the maximum one tile before the old one": _FROM_BEFORE,
+# A running softmax, in which mistakes are edits. Sums are 0 before a tile that has a visible key.
+_TILES = """
+def attend(s, v, size, turn):
+    top = before = np.full((len(s), 1), -np.inf)
+    total, out, seen = np.zeros((len(s), 1)), np.zeros((len(s), v.shape[-1])), 0
+    for j in [*blocks(0, s.shape[-1], size)][::turn]:
+        own = np.max(s[:, j], -1, keepdims=True)
+        old, new = top, np.maximum(top, own)
+        base, shrink = new, exp(old - new)
+        w = exp(s[:, j] - base)
+        total = shrink * total + np.sum(w, -1, keepdims=True)
+        out = shrink * out + w @ v[j]
+        before, top, seen = old, new, seen + (own > -np.inf)
+    return out / some(total), np.log(total) + some(top, 0), top
+"""
+_SUM, _OUT, _QUOTIENT = "shrink * total", "shrink * out", "out / some(total)"
+_NEW, _ADDED, _FACTOR = "np.maximum(top, own)", "shrink * out + w @ v[j]", "exp(old - new)"
+_BEFORE, _LAST = "one tile before the old one", ", the last first"
+_RUNNING = {  # what is rescaled in a wrong way
+    "the running sums are": (_SUM, _OUT),
+    "the running output is": (_OUT,),
+    "the running sum of the weights is": (_SUM,),
 }
+_RESCALED = {  # by what it is multiplied
+    "not rescaled": "1",
+    "divided, not multiplied, by e^(old - new maximum)": "1 / some(shrink)",
+    f"rescaled from the maximum {_BEFORE}": "exp(before - new)",
+}
+_RESTARTED = "(seen == 1) & (own > -np.inf)"
+_KEPT = "np.where(np.maximum(top, own) > top + {bits} * math.log(2), np.maximum(top, own), top)"
+_CLIPPED = "shrink * out + np.minimum(exp(s[:, j] - {}), 1.75) * exp({} - new) @ v[j]"
+Edits = tuple[tuple[str, str], ...]
 
 
-def attend_in_tiles(head: SoftmaxHead, size: int, of_sum: int, of_out: int) -> Result:
-    """Sum in tiles of keys; sums are multiplied by a power of the factor when the maximum grows."""
-    s = score_all(head)
-    tops = np.maximum.accumulate(_find_tops(s, size), -1)
-    last, own = tops[:, -1:], _of_keys(tops, s, size)
-    # Weights whose factor e^(old - new maximum) is applied (1), left out (0) or inverted (-1).
-    w = {1: _over(s, last), 0: _over(s, own)}
-    if -1 in (of_sum, of_out):
-        w[-1] = _over(s, 2 * finite(own) - finite(last))
-    if _FROM_BEFORE in (of_sum, of_out):
-        before = np.pad(tops[:, :-1], ((0, 0), (1, 0)), constant_values=-math.inf)
-        more = before - finite(before[:, -1:])  # of factors to the last tile, which has none
-        more[:, -1] = 0.0
-        w[_FROM_BEFORE] = w[1] * _of_keys(np.exp(more), s, size)
-    return _result(w[of_out] @ head.v, np.sum(w[of_sum], -1), tops[:, -1])
-
-
-def _find_tops(s: Doubles, size: int) -> Doubles:
-    """Find the largest score in each tile, (rows, tiles)."""
-    return np.asarray(np.maximum.reduceat(s, np.arange(0, s.shape[-1], size), -1))
-
-
-def _of_keys(x: Doubles, s: Doubles, size: int) -> Doubles:
-    """Repeat numbers of tiles (rows, tiles) for each key, as scores are."""
-    return np.asarray(np.repeat(x, size, -1)[:, : s.shape[-1]])
-
-
-def _restart(head: SoftmaxHead, size: int, turn: int) -> Result:
-    """Forget the maximum and the sum of the first tile that a query sees, but not its output."""
-    s = score_all(head)
-    tops = _find_tops(s, size)
-    number = np.repeat(np.arange(tops.shape[-1])[::turn], size)[: s.shape[-1]]
-    tops, rows = tops[:, ::turn], np.arange(len(s))
-    first = np.argmax(np.isfinite(tops), -1)
-    own, other = tops[rows, first], tops[rows, np.minimum(first + 1, tops.shape[-1] - 1)]
-    twice = np.isfinite(other) & (first + 1 < tops.shape[-1])
-    forgotten = twice[:, None] & (number == first[:, None])
-    late = np.where(forgotten, -math.inf, s)
-    top = np.max(late, -1, initial=-math.inf)
-    # What the first tile added to the output is not rescaled from its maximum to the second.
-    moved = np.where(twice, finite(other) - finite(own), 0.0)[:, None]
-    return _result(
-        _over(np.where(forgotten, s + moved, s), top) @ head.v, np.sum(_over(late, top), -1), top
+@cache
+def _list_edits(keys: int) -> Mapping[str, Edits]:
+    """List mistakes of a running softmax in tiles of so many keys: words, and edits of the text."""
+    found: dict[str, Edits] = {
+        f"{words} {how} when the maximum grows (tiles of {{}} keys)": tuple(
+            (x, x.replace("shrink", factor)) for x in lines
+        )
+        for (words, lines), (how, factor) in product(_RUNNING.items(), _RESCALED.items())
+    }
+    restart = "the running maximum and sum restart in the second tile, the output does not"
+    again = (
+        (_NEW, f"np.where({_RESTARTED}, own, {_NEW})"),
+        (_SUM, f"np.where({_RESTARTED}, 0, {_SUM})"),
+        (_OUT, f"np.where({_RESTARTED}, 1, shrink) * out"),
     )
-
-
-def _keep_last_maximum(head: SoftmaxHead, size: int) -> Result:
-    """Let weights of the tile of the last key that a query sees be relative to its maximum."""
-    s = score_all(head)
-    keys = s[:, : head.keys]
-    last = head.keys - 1 - np.argmax(np.isfinite(keys[:, ::-1]), -1)
-    at_end = np.arange(s.shape[-1]) // size == last[:, None] // size
-    at_end &= np.arange(s.shape[-1]) < head.keys
-    top = np.max(s, -1, initial=-math.inf)
-    own = np.max(np.where(at_end, s, -math.inf), -1, initial=-math.inf)
-    return attend_by(s + np.where(at_end, finite(top - own)[:, None], 0.0), head.v)
-
-
-def _divide_at_tiles(head: SoftmaxHead, size: int, often: int) -> Result:
-    """Divide the sum of the values by that of the weights after each tile, and so often after."""
-    s = score_all(head)
-    starts = np.arange(0, s.shape[-1], size)
-    tops = np.maximum.accumulate(_find_tops(s, size), -1)
-    # Logs of the running sums, over their maxima: what earlier sums are divided by.
-    total = np.logaddexp.accumulate(np.logaddexp.reduceat(s, starts, -1), -1) - finite(tops)
-    by = np.where(np.isfinite(total), total, 0.0)
-    later = np.cumsum(by[:, ::-1], -1)[:, ::-1] + often * by[:, -1:]
-    return attend(head)._replace(
-        out=np.exp(s - finite(tops[:, -1:]) - _of_keys(later, s, size)) @ head.v
+    found |= {f"{restart} (tiles of {{}} keys{x})": again for x in ("", _LAST)}
+    late = f"np.isfinite(s[:, j.stop : {keys}]).any(-1, keepdims=True)"
+    text = "the last tile of {} keys that a query sees is not rescaled from its own maximum"
+    found[f"{text} to that of all"] = (
+        ("base, shrink = new", f"base, shrink = np.where({late}, new, own)"),
     )
+    text = "the output is divided by the running sum after each tile of {} keys"
+    divided = (_ADDED, f"({_ADDED}) / some(total)")
+    found |= {text: (divided, (_QUOTIENT, "out")), f"{text}, and at the end": (divided,)}
+    text = "weights of each tile of {} keys are divided by the running sum up to it"
+    found[f"{text}, not by that of all"] = (
+        (_ADDED, "out + w / some(total) @ v[j]"),
+        (_QUOTIENT, "out"),
+    )
+    # 448 is the largest number of float8_e4m3fn: weights that are stored times 2^8 leave its
+    # range above 448 / 2^8.
+    cut, first = "are clipped at 448 / 2^8", "np.where(np.isfinite(old), old, new)"
+    text = f"weights relative to the maximum of earlier tiles ({{}} keys) {cut}"
+    found[text] = ((_ADDED, _CLIPPED.format(first, first)),)
+    for bits in _LAGS:
+        old, kept = (
+            f"the old maximum is kept if it grows by {bits} bits or less ({{}} keys), ",
+            _KEPT,
+        )
+        lag = (_NEW, kept.format(bits=bits))
+        found[f"{old}and weights relative to it {cut}"] = (
+            lag,
+            (_ADDED, _CLIPPED.format("new", "new")),
+        )
+        found[f"{old}but weights are relative to the new one"] = (
+            lag,
+            ("base, shrink = new", ("base, shrink = np.maximum(top, own)")),
+        )
+    text = "the output overflows float16 before it is divided (tiles of {} keys)"
+    found[text] = ((_ADDED, f"within({_ADDED}, 65504)"),)
+    text = "the maximum is taken per tile, and the factor of the earlier sums overflows float32"
+    found[f"{text} (tiles of {{}} keys)"] = (
+        (_NEW, "np.where(own > -np.inf, own, top)"),
+        (_FACTOR, f"within({_FACTOR}, MOST)"),
+        (_SUM, f"within({_SUM}, MOST)"),
+    )
+    return found
 
 
-def _divide_by_running(head: SoftmaxHead, size: int) -> Result:
-    """Divide weights by the sum of those up to their tile."""
-    s = score_all(head)
-    tiles = np.logaddexp.reduceat(s, np.arange(0, s.shape[-1], size), -1)
-    total = _of_keys(np.logaddexp.accumulate(tiles, -1), s, size)
-    return attend(head)._replace(out=np.exp(s - finite(total)) @ head.v)
+@cache
+def _edit_tiles(edits: Edits) -> Callable[..., tuple[Doubles, Doubles, Doubles]]:
+    """Return the running softmax with some edits."""
+    text = _TILES
+    for old, new in edits:
+        text = Edit("attend", old, new).apply(text)
+    space: dict[str, Any] = {"np": np, "math": math, "blocks": blocks}
+    # The difference of two maxima of no keys is NaN; what is beyond the range of a type as well.
+    space["exp"] = lambda x: np.where(np.isnan(x), 0.0, np.exp(x))
+    space["some"] = lambda x, other=1.0: np.where((x == 0) | np.isinf(x), other, x)
+    space["within"] = lambda x, most: np.where(np.abs(x) > most, math.nan, x)
+    space["MOST"] = FORMATS["float32"].largest
+    exec(text, space)
+    attend_so: Callable[..., tuple[Doubles, Doubles, Doubles]] = space["attend"]
+    return attend_so
 
 
-def _keep_tops(tops: Doubles, bits: float) -> tuple[Doubles, Doubles]:
-    """Return the running maximum of each tile, and that which is kept if it grows by a few bits."""
-    new, kept = tops.copy(), tops.copy()
-    for t in range(1, tops.shape[-1]):
-        new[:, t] = np.maximum(kept[:, t - 1], tops[:, t])
-        grown = new[:, t] > kept[:, t - 1] + bits * math.log(2)
-        kept[:, t] = np.where(grown, new[:, t], kept[:, t - 1])
-    return new, kept
-
-
-def _keep_maximum(head: SoftmaxHead, size: int, bits: float) -> Result:
-    """Sum in tiles of keys over a maximum that is kept; weights are over the new one."""
-    s = score_all(head)
-    new, kept = _keep_tops(_find_tops(s, size), bits)
-    w = _over(s + _of_keys(finite(kept - new), s, size), kept[:, -1])
-    return _result(w @ head.v, np.sum(w, -1), kept[:, -1])
-
-
-def _cut_weights(head: SoftmaxHead, size: int, most: float, bits: float | None = None) -> Result:
-    """Cut weights over a maximum that is one tile late, or kept, in the output alone."""
-    s = score_all(head)
-    tops = np.maximum.accumulate(_find_tops(s, size), -1)
-    late = np.concatenate([tops[:, :1], tops[:, :-1]], -1)
-    late = late if bits is None else _keep_tops(_find_tops(s, size), bits)[1]
-    limit = _of_keys(late, s, size) + math.log(most)
-    # Before the first visible tile there is no maximum to be relative to.
-    limit = np.where(np.isfinite(limit), limit, math.inf)
-    out = _over(np.minimum(s, limit), tops[:, -1]) @ head.v
-    return _result(out, np.sum(_over(s, tops[:, -1]), -1), tops[:, -1])
+def attend_in_tiles(head: SoftmaxHead, size: int, edits: Edits, turn: int) -> Result:
+    """Sum in tiles of keys by the running softmax with some edits."""
+    with np.errstate(all="ignore"):
+        out, lse, top = _edit_tiles(edits)(score_all(head), head.v, size, turn)
+    return Result(out, lse[:, 0], top[:, 0])
 
 
 def list_parts(problem: Problem) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -386,7 +342,9 @@ def attend_from(head: SoftmaxHead, least: float, to: Format | None = None) -> Re
 
 def _start_if_hidden(head: SoftmaxHead, size: int, turn: int, to: Format) -> Result:
     """Start the maximum at 0 where a query does not see the first tile."""
-    hidden = np.isneginf(_find_tops(score_all(head), size)[:, ::turn][:, 0])
+    s = score_all(head)
+    first = [*blocks(0, s.shape[-1], size)][::turn][0]
+    hidden = np.isneginf(np.max(s[:, first], -1))
     x, low = attend(head), attend_from(head, 0.0, to)
     out = np.where(hidden[:, None], low.out, x.out)
     return x._replace(out=out, lse=np.where(hidden, low.lse, x.lse))
@@ -404,21 +362,6 @@ def attend_plainly(head: SoftmaxHead, to: Format) -> Result:
     return _result(out, total, 0 * total)
 
 
-def _reset_maximum(head: SoftmaxHead, size: int) -> Result:
-    """Rescale sums from the maximum of one tile to that of the next: NaN where e^x overflows."""
-    s, exact = score_all(head), attend(head)
-    tops = _find_tops(s, size)
-    sums = np.logaddexp.accumulate(
-        np.logaddexp.reduceat(s, np.arange(0, s.shape[-1], size), -1), -1
-    )
-    # What may overflow: the factor e^(old - new maximum), or the sums that it has rescaled.
-    moved = np.maximum(tops[:, :-1] - tops[:, 1:], sums[:, 1:] - tops[:, 1:])
-    seen = np.isfinite(tops[:, :-1]) & np.isfinite(tops[:, 1:])
-    lost = np.any(seen & (moved > _LOG_OF_MOST), -1)
-    out = np.where(lost[:, None], math.nan, exact.out)
-    return exact._replace(out=out, lse=np.where(lost, math.nan, exact.lse))
-
-
 def _overflow(head: SoftmaxHead) -> Result:
     """Let products beyond float16 be infinite: NaN where a key has infinity, not -infinity."""
     products = head.q @ head.k[: head.keys].T * np.sign(head.scale)
@@ -427,21 +370,6 @@ def _overflow(head: SoftmaxHead) -> Result:
     exact = attend(head._replace(mask=~hidden & (products > -most)))
     lost = np.any(~hidden & (products > most), -1, keepdims=True)
     return exact._replace(out=np.where(lost, math.nan, exact.out))
-
-
-def _overflow_in_tiles(head: SoftmaxHead, size: int) -> Result:
-    """Sum the output in float16, by tiles of keys, and divide it by the sum of the weights."""
-    exact, to = attend(head), FORMATS["float16"]
-    # Weights are at most 1: a sum that is smaller even so cannot overflow.
-    if np.max(np.abs(head.v), initial=0.0) * len(head.k) <= to.largest:
-        return exact
-    s = score_all(head)
-    tops = np.maximum.accumulate(_find_tops(s, size), -1)
-    out, last = 0 * exact.out, tops[:, :1]
-    for j, top in zip(blocks(0, s.shape[-1], size), tops.T[..., None], strict=True):
-        out = to.round(out * np.exp(finite(last - top)) + _over(s[:, j], top) @ head.v[j])
-        last = top
-    return exact._replace(out=np.where(np.isfinite(out), exact.out, out))
 
 
 def _add_sink_to_shifted(head: SoftmaxHead) -> Result:

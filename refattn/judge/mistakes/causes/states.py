@@ -293,7 +293,7 @@ def list_states(problem: Problem) -> Iterator[Cause]:
         for text, change in _CAUSES[needed].items():
             size = getattr(change, "keywords", {}).get("size", 0)
             if size < len(x["q"]) or needed not in ("tokens", "state"):  # a chunk passes nothing on
-                read = partial(_read_changed, problem.read, change)
+                read = partial(lambda z, at: {**(y := problem.read(at)), **z(y)}, change)
                 yield Cause(text, problem._replace(read=read))
     for words, scale in (("1", 1.0), (f"1 / sqrt({d})", d**-0.5), (f"1 / {d}", 1 / d)):
         if not math.isclose(scale, problem.scale):
@@ -339,12 +339,6 @@ def _see_later(problem: Problem, sign: float, index: Index) -> Doubles:
         far = np.where(later[..., None], total - total[:, None], 0.0)
         w = np.einsum("ic,jc,ijc->ij", q, x["k"], np.exp(-sign * far))
     return np.asarray(np.where(later, w, 0.0) @ values)
-
-
-def _read_changed(
-    read: Callable[[Index], TokenArrays], change: Change, index: Index
-) -> TokenArrays:
-    return {**read(index), **change(read(index))}
 
 
 def _list_exchanged(problem: Problem, got: Mapping[Index, Doubles], count: int) -> Iterator[Cause]:

@@ -42,9 +42,9 @@ from ..operators.limits import (
     list_windows,
     rate_limits,
 )
-from ..operators.own_keys import list_few_keys, list_own_keys
+from ..operators.own_keys import list_few_keys, list_other_values, list_own_keys
 from ..operators.pages import list_blocks_of_cache
-from ..operators.patterns import list_cuts, list_patterns
+from ..operators.patterns import list_cuts, list_patterns, list_row_scales
 from ..operators.seen_keys import list_seen_keys
 from ..operators.spans import list_spans
 from ..operators.strides import list_addresses, list_swaps
@@ -122,6 +122,7 @@ _PLAIN_LISTS: tuple[Callable[[Problem], Iterator[Alternative]], ...] = (
     list_lost_parts,
     list_sinks,
 )
+_OF_WRONG_ROWS = list_column_factors, list_columns, list_partial_sums
 _ROUNDED: Mapping[str, Mapping[str, Any]] = {
     "sums of products are kept in float16": {"accumulate": "float16"},
     "sums of products are kept in bfloat16": {"accumulate": "bfloat16"},
@@ -155,14 +156,8 @@ class Explained(NamedTuple):
 
     @property
     def is_sure(self) -> bool:
-        """Whether it is no other mask, or two mistakes, in some rows alone."""
-        return self.everywhere or (self.alternative.plain and ", and " not in self.alternative.text)
-
-
-def _of_head(
-    family: Callable[[Mapping[Index, float]], Alternative], at: Index, c: float
-) -> Alternative:
-    return family({at: c})
+        """Whether it is no other mask in some rows alone."""
+        return self.everywhere or self.alternative.plain
 
 
 class Trials:
@@ -318,10 +313,8 @@ class Trials:
         heads = (x for x in self.sample.heads if x.wrong.any())
         few = [x.take(thin(np.flatnonzero(x.wrong), _FIRST_ROWS)) for x in heads]
         lists: list[Iterator[Alternative]] = []
-        first = [
-            (problem, x, unit * row_sizes(y))
-            for x, y in zip(self.first, self.given_first, strict=True)
-        ]
+        of_first = zip(self.first, self.given_first, strict=True)
+        first = [(problem, x, unit * row_sizes(y)) for x, y in of_first]
         if self.sample.told or self.scattered:
             lists.append(list_own_keys(problem, every, unit))
         lists += [list_blocks_of_cache(problem, few, unit), list_mask_ends(problem, every, unit)]
@@ -332,9 +325,8 @@ class Trials:
         lists += [list_widths(problem), self.take_nearest(list_wrong_tiles(problem))]
         reach = partial(list_reaches, rate=self.rate, wrong=self.mark_wrong)
         lists += [reach(problem, x) for x in self.first if length]
-        lists.append(list_own_limits(problem, every, self.rate))
-        lists += [list_column_factors(problem, every, unit), list_columns(problem, every, unit)]
-        lists.append(list_partial_sums(problem, every, unit))
+        lists += [list_own_limits(problem, every, self.rate)]
+        lists += [x(problem, every, unit) for x in _OF_WRONG_ROWS]
         lists += [x(problem, few, unit) for x in (list_stale_weights, list_crossed_parts)]
         lists += [x(problem, every, unit) for x in (list_moved_tiles, list_spans)]
         lists += [list_smoothed(problem), self.take_nearest(list_rounded_by_tiles(problem))]
@@ -342,9 +334,10 @@ class Trials:
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
             rows = known_rows(self.posed) if self.posed.kind in ("scores", "map") else ()
             lists.append(filter(self.changes, list_edited(self.posed, rows)))
-        lists += [x(problem, every, unit) for x in (list_few_keys, list_cuts, list_patterns)]
-        about = problem, every, unit, self.about[1]
-        lists += [list_seen_keys(*about), list_reweighed(*about)]
+        for listing in (list_few_keys, list_other_values, list_cuts, list_patterns):
+            lists.append(listing(problem, every, unit))
+        for listing_by in (list_row_scales, list_seen_keys, list_reweighed):
+            lists.append(listing_by(problem, every, unit, self.about[1]))
         return [*lists, list_merged_more(problem, every, self.about[1])]
 
     def mark_wrong(self, x: Place) -> Seen:
@@ -386,12 +379,13 @@ class Trials:
         if not math.prod(self.problem.lead) > 1:
             return
         yield from self.explain_all(list_exchanged(self.problem, self.sample, self.sizes))
+        of_head: Any = lambda family, at, c: family({at: c})  # noqa: E731
         for text, family, starts in list_of_heads(self.problem):
             found: dict[Index, float] = {}
             for number, x in enumerate(self.sample.heads):
                 at = x.rows.at
                 if x.wrong.any():
-                    fitted = self.fit_number(partial(_of_head, family, at), starts, [number])
+                    fitted = self.fit_number(partial(of_head, family, at), starts, [number])
                     if fitted is not None:
                         found[at] = fitted[0]
             words = describe_numbers(text, found)

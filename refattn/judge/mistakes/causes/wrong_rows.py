@@ -141,7 +141,7 @@ def draw_sample(
                 # A row of 0 with a lse of -inf sees no key: wrong as others are.
                 no_key = np.isneginf(numbers.lse(index)[i]) & ~np.any(numbers.out(index)[i], -1)
                 lost |= ~np.isfinite(error) & ~no_key
-        columns |= find_columns(z, lost)
+        columns |= np.stack([np.any((z > FAR) & x[:, None], 0) for x in (~lost, lost)])
         if rows:
             told.append(z[[x[-1] - i.start for x in rows if holds_row((index, i), x)]])
         at = problem.number(index)
@@ -213,11 +213,6 @@ def tell_causes(sample: Sample, exact: Sequence[Doubles]) -> bool:
     return z.size >= FEWEST_NUMBERS or float(np.sum(told)) > math.log(_COUNT_OF_CAUSES)
 
 
-def find_columns(z: Doubles, strange: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Find the wrong columns, (2, columns): of rows of numbers, and of rows that are strange."""
-    return np.stack([np.any((z > FAR) & x[:, None], 0) for x in (~strange, strange)])
-
-
 def add_columns(columns: npt.NDArray[np.bool_], z: Doubles) -> npt.NDArray[np.bool_]:
     """Add the columns that wrong rows tell by |z|: all of them, unless the others are right."""
     found = columns | (np.max(z, 0, initial=0.0) > FAR / 2)
@@ -279,7 +274,9 @@ def compare_outputs(
     gain, square = before - after, after / max(elements, 1)
     excess = max(before - elements, gain, 1e-300)
     here = sample.told or (close < 2 * FAR and any(x.near.any() for x in sample.heads))
-    here = here and _has_numbers(sample)
+    # All rows must be finite, and some wrong one not 0.
+    here = here and all(np.all(np.isfinite(x.got)) for x in sample.heads)
+    here = here and any(np.any(x.got[x.wrong]) for x in sample.heads)
     holds = right < 2 * FAR, here
     # It changes less than roundings may: these rows cannot tell it from the problem.
     if moved < POWER:
@@ -322,13 +319,6 @@ def fit_number(
         if abs(c - last) < error / 10:
             break
     return c, error
-
-
-def _has_numbers(sample: Sample) -> bool:
-    """Tell whether all rows are finite, and some wrong one is not 0."""
-    heads = sample.heads
-    finite_rows = all(np.all(np.isfinite(x.got)) for x in heads)
-    return finite_rows and any(np.any(x.got[x.wrong]) for x in heads)
 
 
 def list_wrong(problem: Problem, numbers: Numbers, wrong: npt.NDArray[np.bool_]) -> list[Sampled]:

@@ -169,7 +169,7 @@ def list_reweighed(
             before += float(np.sum(np.square((x.got - factor[:, None] * exact.out) / scale)))
             times.append(each)
             most = _LEFT_BY_CLASSES * sum(y.got.size for y in some)
-            if off > min(_LEFT_OF_OTHERS * before, most):
+            if not off <= min(_LEFT_OF_OTHERS * before, most):  # nan, too
                 break
         else:
             found.append((off, words, group, times))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import product
 
@@ -16,7 +16,7 @@ from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Problem
 from ...verification.findings import Numbers
 from ..causes.sampled import Alternative, Result, Rows, attend, take_rows
-from ..causes.slips import TILE_SIZES, score_all
+from ..causes.slips import TILE_SIZES, attend_by, score_all
 from ..causes.wrong_rows import finite
 
 _PAIRS_OF_LOST, _CHANCE_OF_ORDER = 2**22, 14.0  # of queries and keys; log of one over a chance
@@ -30,6 +30,16 @@ _EXPONENT_SHIFTS = {
     " less 0.045": 0.045,
     " less 0.058": 486411 / 2**23,
 }  # of the exponent of 2
+_NO_POWER = ", not e^score"
+_OF_SCORES: Mapping[str, Callable[[Doubles], Doubles]] = {
+    "1 / (1 + e^-score)": lambda s: 1 / (1 + np.exp(-s)),
+    "log(1 + e^score)": lambda s: np.logaddexp(s, 0.0),
+    "max(score, 0)": lambda s: np.maximum(s, 0.0),
+    "max(score, 0)^2": lambda s: np.maximum(s, 0.0) ** 2,
+    "score^2": np.square,
+    "|score|": np.abs,
+    "the scores": lambda s: s,
+}
 _NARROW_WEIGHTS = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16")
 
 
@@ -45,6 +55,9 @@ def list_weights(problem: Problem) -> Iterator[Alternative]:
         for words, too in (("before they are added, too", True), ("but not in their sum", False)):
             compute = partial(_attend_with, weigh=weigh, too=too)
             yield Alternative(f"{text} {words}", problem, compute=compute)
+    for name, weigh in _OF_SCORES.items():
+        compute = partial(_attend_by_score, weigh=weigh)
+        yield Alternative(f"weights are {name}{_NO_POWER}", problem, compute=compute)
 
 
 def list_rounded_by_tiles(problem: Problem) -> Iterator[Alternative]:
@@ -83,18 +96,40 @@ def list_powers(
         weigh = partial(_clamp, least=-abs(least))
         return Alternative("", problem, compute=partial(_attend_with, weigh=weigh))
 
+    def clip(end: float) -> Alternative:
+        # Above or below, as the end has a sign.
+        ends = (end, math.inf) if end < 0 else (-math.inf, end)
+        return Alternative("", problem, compute=partial(_attend_between, ends=ends))
+
     yield f"{_OF_X} (1 + x / n)^n with n = {{}}", power, _FIRST_POWERS
+    yield "scores are no larger than {}", clip, _FIRST_ENDS
+    yield "scores are no less than {}", clip, tuple(-x for x in _FIRST_ENDS)
     yield f"{_OF_X} no less than e^-{{}}", clamp, _FIRST_ENDS
 
 
 def is_of_weights(text: str) -> bool:
     """Tell whether a cause is another function in the place of the exponential."""
-    return _OF_X in text
+    return _OF_X in text or _NO_POWER in text
 
 
 def rounds_weights(text: str) -> bool:
     """Tell whether a cause is a coarse rounding of weights."""
     return "weights are rounded to" in text or "weights over the largest are rounded" in text
+
+
+def _attend_between(head: SoftmaxHead, ends: tuple[float, float]) -> Result:
+    s = score_all(head)
+    return attend_by(np.where(np.isfinite(s), np.clip(s, *ends), s), head.v)
+
+
+def _attend_by_score(head: SoftmaxHead, weigh: Callable[[Doubles], Doubles]) -> Result:
+    """Compute the mean of the values by weights that are a function of the scores."""
+    s, exact = score_all(head), attend(head)
+    seen = np.isfinite(s)
+    w = np.where(seen, weigh(np.where(seen, s, 0.0)), 0.0)
+    total = np.sum(w, -1)
+    out = w @ head.v / np.where(total == 0, 1.0, total)[:, None]
+    return Result(out, np.log(np.maximum(total, 0.0)), exact.top)
 
 
 def _clamp(x: Doubles, least: float) -> Doubles:

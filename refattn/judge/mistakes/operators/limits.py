@@ -25,7 +25,7 @@ _QUERY_BLOCKS = (4, 8, 16, 32, 64, 128, 256, 512)  # queries that may have a lim
 _OWN_ROWS, _FEW_OWN = 64, 8  # rows of a head that are looked at
 _OWN_HEADS, _WHOLE_HEADS, _NAMED_HEADS = 16, 2, 3  # that are looked at, and that are named
 _PERMUTED, _MOST_OFF = (8, 16, 32, 64), 4.0  # sizes of blocks; mean square of z, at most
-_MOST_LIMITS = 8  # that are tried
+_MOST_LIMITS, _BLOCK_SIZES = 8, 3  # that are tried; sizes of blocks that limits tell
 _MEMBERS, _MEMBERS_NAMED = 64, 4  # of a batch, that are looked at and named
 _WINDOW_ROWS = 4  # by which windows are found
 _TOLD_APART = 12.0  # sum of squares of z, by which fits cannot be told apart
@@ -400,7 +400,11 @@ def _list_rules(
     m, (own, other) = far.shape[1], ends
     sees = "query i sees keys up to" if turn > 0 else "the window of query i starts at"
     bases = {"i": 0} | ({f"({write_shift('i', own)})": own} if own else {})
-    maps = Map("@", np.asarray), Map("0", np.zeros_like), *list_maps(m)
+    # Limits that many queries have in common may be the ends of blocks of any size.
+    common, count = np.unique(np.argmin(far, -1), return_counts=True)
+    sizes = {*np.diff(common[count > 1]).tolist()} - {0, 1}
+    sizes = sizes if len(sizes) <= _BLOCK_SIZES else set()
+    maps = Map("@", np.asarray), Map("0", np.zeros_like), *list_maps(m, sizes)
     for rule, (name, base) in product(maps, bases.items()):
         of = partial(_follow, rule=rule, base=base)
         more, _ = _choose_shift(far, of(queries))

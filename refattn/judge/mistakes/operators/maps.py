@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -33,10 +33,11 @@ class Map(NamedTuple):
         return self.text.replace("@", x)
 
 
+_IN_BLOCKS = "{s} (@ // {s})"
 _PLACE_RULES: Mapping[str, tuple[tuple[int, ...], Callable[[Places, int], Places]]] = {
     "-@": ((1,), lambda x, s: -x),
     "@ + @ % {s}": (_POWERS, lambda x, s: x + x % s),
-    "{s} (@ // {s})": (_POWERS, lambda x, s: x // s * s),
+    _IN_BLOCKS: (_POWERS, lambda x, s: x // s * s),
     "@ xor {s}": ((1, *_POWERS), lambda x, s: x ^ s),
     "@ xor {t}": (_POWERS[1:], lambda x, s: x ^ (s - 1)),
     "@ % {s}": (_POWERS, lambda x, s: x % s),
@@ -47,9 +48,10 @@ _PLACE_RULES: Mapping[str, tuple[tuple[int, ...], Callable[[Places, int], Places
 }
 
 
-def list_maps(most: int) -> Iterator[Map]:
-    """List maps of fewer than so many places, the plainest first."""
+def list_maps(most: int, blocks: Collection[int] = ()) -> Iterator[Map]:
+    """List maps of fewer than so many places, the plainest first; also in blocks of other sizes."""
     for text, (sizes, rule) in _PLACE_RULES.items():
+        sizes = (*sizes, *blocks) if text == _IN_BLOCKS else sizes
         for size in (x for x in sizes if x < most):
             yield Map(text.format(s=size, t=size - 1), partial(_apply, rule, size))
     for block in (x for x in _POWERS if 4 <= x < most):

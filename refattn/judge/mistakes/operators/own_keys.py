@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ....arrays.library import Doubles
+from ....arrays.words import place
 from ...rounding.problems import Index, Problem
-from ...verification.findings import describe_span
+from ...verification.findings import describe_span, name_span
 from ..causes.sampled import Alternative, Result, Rows, take_rows
 from ..causes.slips import weigh_with_hidden
 from ..causes.wrong_rows import Sampled, row_sizes, thin
@@ -23,6 +24,8 @@ _BY_CHANCE = 1e-3  # that one of the keys leaves so little, at most
 _FIRST_NAMED = 3
 _MOST_KEYS, _MOST_NUMBERS = 6, 2**22  # that count otherwise; of the terms of keys, that are kept
 _LEFT_BY_FEW, _CHANCE_OF_FEW = 4.0, 1e-6  # mean square of z, and chance of as little, at most
+_VALUE_HEADS, _ROWS_OF_VALUE = 8, 4  # that are looked at; rows for each key whose value is found
+_FAR_VALUE = 0.05  # of the largest change of a value, that is named
 _NEAR_COUNT = 0.05  # a count this near to a whole number is said to be whole
 
 
@@ -163,6 +166,59 @@ def list_few_keys(problem: Problem, wrong: Sequence[Sampled], unit: float) -> It
             problem,
             answer=partial(_count_few, problem, found),
         )
+
+
+def list_other_values(
+    problem: Problem, wrong: Sequence[Sampled], unit: float
+) -> Iterator[Alternative]:
+    """List the kernel in which few keys have other values: errors are sums of p_j times changes."""
+    found: dict[Index, tuple[list[int], Doubles]] = {}
+    for x in thin(wrong, _VALUE_HEADS):
+        (exact, p, _), mask = _weigh_all(problem, x.rows), take_rows(problem, x.rows).mask
+        p = p if mask is None else p * mask
+        scale = 1 / (unit * np.median(row_sizes(exact.out), -1, keepdims=True))
+        weights, errors = p * scale, (x.got - exact.out) * scale
+        before, rest = float(np.mean(np.square(errors))), errors
+        lengths, keys = np.linalg.norm(weights, axis=0), list[int]()
+        changes = np.zeros((0, errors.shape[1]))
+        while len(keys) < _MOST_KEYS and np.mean(np.square(rest)) > _LEFT_BY_FEW:
+            if _ROWS_OF_VALUE * (len(keys) + 1) > len(errors) or not math.isfinite(before):
+                return
+            score = np.linalg.norm(rest.T @ weights, axis=0)
+            keys.append(int(np.argmax(score / np.where(lengths > 0, lengths, math.inf))))
+            changes = np.linalg.lstsq(weights[:, keys], errors, rcond=None)[0]
+            rest = errors - weights[:, keys] @ changes
+        if not keys or np.mean(np.square(rest)) > _LEFT_BY_FEW:
+            return
+        found[x.rows.at] = keys, changes
+    if found:
+        told = [_describe_values(problem, at, *x) for at, x in found.items()]
+        more = f" and so on ({len(told) - 1} more heads)" if len(told) > 1 else ""
+        answer = partial(_attend_to_values, problem, found)
+        yield Alternative(f"{told[0]}{more}", problem, answer=answer)
+
+
+def _describe_values(problem: Problem, at: Index, keys: Sequence[int], changes: Doubles) -> str:
+    """Say which values are others, in which columns."""
+    key = keys[int(np.argmax(np.max(np.abs(changes), -1)))]
+    of_key, v = changes[keys.index(key)], problem.read(at)["v"][key]
+    columns = np.flatnonzero(np.abs(of_key) > _FAR_VALUE * np.max(np.abs(of_key)))
+    c = int(np.argmax(np.abs(of_key)))
+    where = f" in {name_span('columns', columns)}" if len(columns) < len(v) / 2 else ""
+    example = f"column {c} of key {key} is as if {v[c] + of_key[c]:.4g}, not {v[c]:.4g}"
+    called = name_span("keys", np.array(sorted(keys)))
+    return f"values of {called} of head {place(at)} are other numbers{where}: {example}"
+
+
+def _attend_to_values(
+    problem: Problem, found: Mapping[Index, tuple[list[int], Doubles]], rows: Rows
+) -> Result:
+    (exact, p, _), mask = _weigh_all(problem, rows), take_rows(problem, rows).mask
+    if rows.at not in found:
+        return exact
+    keys, changes = found[rows.at]
+    p = p if mask is None else p * mask
+    return exact._replace(out=exact.out + p[:, keys] @ changes)
 
 
 def _weigh_all(problem: Problem, rows: Rows) -> tuple[Result, Doubles, Doubles]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
+from ...verification.findings import Numbers, name_span
 from ..causes.sampled import Alternative, Place, Result, Rows, Seen, attend, take_rows
 from ..causes.slips import weigh_keys
 from ..causes.wrong_rows import Sampled, row_sizes, thin
@@ -37,6 +38,9 @@ _SURELY_OFF = 6.0  # standard deviations by which a group counts otherwise
 _MOST_LOG = 300.0  # of a factor
 _NEAR_USUAL = 0.05  # how far from what it should be a factor may be, besides
 _NAMED, _FEWEST = 3, 4  # spans, or heads, that are named; groups of a line
+_FEWEST_COLUMNS, _ALIKE = 8, 0.02  # that tell a factor; how far equal factors are apart
+_FIRST_SCALES = (0.0, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)  # of scores, where fits begin
+_SCALE_STEPS, _SCALE_STEP = 6, 1e-3  # of a fit, and by which slopes are found
 _ALL_OVER = 0.8  # of the numbers, at least, of which none is named
 _STRAIGHT = 1e-3  # of the squares of logarithms of factors, that a line leaves at most
 
@@ -365,3 +369,75 @@ def _describe_function(kind: _Kind, found: _Pattern) -> str:
     some = thin(np.arange(len(found.at)), _NAMED + 1)
     each = (f"{found.times[x]:.2g} at {found.at[x]:.3g}" for x in some)
     return f"weights have a factor by {kind.name}: {', '.join(each)}"
+
+
+# --- rows whose scores are too large --------------------------------------------------------------
+
+
+def list_row_scales(
+    problem: Problem, wrong: Sequence[Sampled], unit: float, numbers: Numbers
+) -> Iterator[Alternative]:
+    """List the kernel whose wrong rows have scores with a factor of each row."""
+    some = _take_some(problem, wrong)
+    if problem.shape[2] < _FEWEST_COLUMNS or not some:
+        return
+    found: dict[int, list[float]] = {}
+    for x in some:
+        factors, out = _fit_scales(problem, x.rows, x.got)
+        if not np.mean(np.square((x.got - out) / (unit * row_sizes(x.got)))) < _LEFT_BY_PATTERN:
+            return
+        for query, c in zip(x.rows.queries.tolist(), factors.tolist(), strict=True):
+            found.setdefault(query, []).append(c)
+    heads = [x.rows.at for x in wrong]
+    answer = partial(_attend_scaled, problem, heads, numbers)
+    yield Alternative(_describe_scales(found), problem, answer=answer)
+
+
+def _fit_scales(problem: Problem, rows: Rows, got: Doubles) -> tuple[Doubles, Doubles]:
+    """Fit the factor of the scores of each row by Gauss and Newton, from the best of some."""
+    head = take_rows(problem, rows)
+
+    def outs(c: Doubles) -> Doubles:
+        return attend(head._replace(q=c[:, None] * head.q)).out
+
+    tried = [np.full(len(got), c) for c in _FIRST_SCALES]
+    off = [np.sum(np.square(outs(c) - got), -1) for c in tried]
+    c = np.stack(tried)[np.argmin(off, 0), np.arange(len(got))]
+    for _ in range(_SCALE_STEPS):
+        out, step = outs(c), _SCALE_STEP * np.maximum(np.abs(c), _SCALE_STEP)
+        slope = (outs(c + step) - out) / step[:, None]
+        size = np.maximum(np.sum(slope * slope, -1), _LEAST_MASS)
+        most = np.maximum(np.abs(c), _FIRST_SCALES[1]) / 2
+        c = c + np.clip(np.sum(slope * (got - out), -1) / size, -most, most)
+    return c, outs(c)
+
+
+def _attend_scaled(
+    problem: Problem, heads: Sequence[Index], numbers: Numbers, rows: Rows
+) -> Result:
+    head = take_rows(problem, rows)
+    if rows.at not in heads:
+        return attend(head)
+    c, _ = _fit_scales(problem, rows, numbers.out(rows.at)[rows.queries])
+    return attend(head._replace(q=c[:, None] * head.q))
+
+
+def _describe_scales(found: Mapping[int, Sequence[float]]) -> str:
+    """Say by which factors, of few by which rows, and by which function of the row."""
+    queries = np.array(sorted(found))
+    each = np.array([np.median(found[i]) for i in queries.tolist()])
+    alike = all(np.ptp(x) <= _ALIKE * abs(np.median(x)) for x in found.values())
+    order = np.sort(each)
+    ends = np.append(np.flatnonzero(np.diff(order) > _ALIKE * np.abs(order[1:])), len(order) - 1)
+    groups = [(each > x, each <= y) for x, y in pairwise([-math.inf, *order[ends]])]
+    kinds = [(each[x & y], queries[x & y]) for x, y in groups]
+    if alike and len(kinds) <= _NAMED and all(np.ptp(x) <= _ALIKE * abs(x[0]) for x, _ in kinds):
+        said = [f"{np.median(x):.3g} times in {name_span('queries', y)}" for x, y in kinds]
+        return f"scores are multiplied: {', '.join(said)}"
+    for power, text in ((1, "{:.3g} + {:.3g} i"), (-1, "1 / ({:.3g} + {:.3g} i)")):
+        if alike and len(each) >= _FEWEST and np.all(each):
+            slope, start = np.polyfit(queries, each**power, 1)
+            if np.all(np.abs(start + slope * queries - each**power) < _ALIKE * each**power):
+                return f"scores of query i are {text.format(start, slope)} times as large"
+    low, high = (f([f(x) for x in found.values()]) for f in (min, max))
+    return f"scores have a factor of their own in each wrong row, {low:.3g} to {high:.3g}"

@@ -55,15 +55,6 @@ def test_a_window_that_is_not_declared(causal, left, right, words):
     assert cause(out, causal=causal) == cause(out, causal=causal, lse=lse) == text
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("right", [9, 7])
-def test_a_window_that_reaches_to_both_sides(causal, right):
-    out, _ = fused(hide(S, (FAR >= -9) & (right >= FAR)), V)
-    words = "the window reaches 9 keys to both sides" + ", not causal" * causal
-    found = cause(out, causal=causal, window=(9, 0))
-    assert (found == f"agrees if {words}") == (right == 9)
-
-
 def test_scales_of_tokens_are_compared_where_there_are_as_many():
     """More keys than queries: keys cannot have the scales of queries."""
     q, k, v, _ = draw(3, n=32, m=48)
@@ -94,7 +85,7 @@ def test_a_maximum_that_is_reset(most):
     reset = "the maximum is taken per tile, and the factor of the earlier sums overflows"
     found = overflowing(most, most - 120)
     plain = f"no maximum is subtracted, and e^score overflows float{16 if most < 88 else 32}"
-    assert found == f"agrees if {plain}, or {reset} float32 (NaN does not tell which)"
+    assert found == f"agrees if {reset} float32, or {plain} (NaN does not tell which)"
     assert reset not in overflowing(100, 40)
 
 

@@ -27,37 +27,127 @@ def cause(arrays, part, **options):
     return found.suspects[0].text if found.suspects else ""
 
 
-def weighed(weights, part="dk"):
+def weighed(*weights):
     """Gradients of key heads as sums over all query heads, each so many times."""
     q, k, v, g = GROUPS
     each = backward(q, np.repeat(k, 4, 0), np.repeat(v, 4, 0), g)
     sums = {x: BF16(np.tensordot(np.array(weights), each[x], 1)) for x in ("dk", "dv")}
-    return cause(backward(*GROUPS) | sums, part)
+    return backward(*GROUPS) | sums
 
 
-@pytest.mark.parametrize(
-    ("weights", "words"),
-    [
-        ([[1, 0, 1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 1, 0]],
-         "query heads h with h % 4 = 1 or 3 are left out"),
-        ([[1, 0, 2, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 2, 1]],
-         "query heads h with h % 4 = 1 are left out and "
-         "query heads h with h % 4 = 2 count twice"),
-        ([[1, 1, 0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 1, 1, 1, 1]],
-         "the gradient of key head 0 sums query heads 0, 1, 3, 4"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("part", ["dk", "dv"])
-def test_query_heads_that_reach_keys(weights, words, part):
-    assert weighed(weights, part) == f"agrees if {words}"
-
-
-def test_query_heads_that_count_in_part_are_not_left_out():
-    """Times 1/2, or of which the first queries are lost."""
-    assert weighed([[1, 0.5, 1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0.5, 1, 0]]) == ""
+def of_half_heads():
     seen = np.ones((8, 40, 40), bool)
     seen[1::2, :10] = False
-    assert cause(backward(*GROUPS, seen_back=seen), "dk") == ""
+    return backward(*GROUPS, seen_back=seen)
+
+
+def added(vectors):
+    """Gradients in values to whose rows vectors are added."""
+    found = backward(*SAME)
+    return found | {"dv": BF16(found["dv"] + vectors)}
+
+
+def of_next_head():
+    """As a tile of 16 queries has it that is not cut."""
+    sums = np.zeros((4, 1, 16))
+    sums[:3, 0] = np.sum(SAME[3][1:, :8], 1)
+    return added(sums)
+
+
+def other_delta(rows, change):
+    """D of some rows is changed."""
+
+    def changed(delta):
+        mixed = delta.copy()
+        mixed[rows] = change(delta)[rows]
+        return mixed
+
+    return backward(*SAME, delta=changed)
+
+
+def of_numbers(name, change):
+    return backward(*SAME, **{name: lambda x: change(x).reshape(x.shape)})
+
+
+def rounded(name, noise=False):
+    """The backward pass rounds scores, or has errors as large that are no roundings."""
+    (q, k, v, g), to = LARGE, FORMATS[name]
+    k = BF16(k + 8 * (name == "float16"))
+    size = np.max(np.abs(to.spacing(q @ np.swapaxes(k, 1, 2) / 4)))
+    noises = size * (np.random.default_rng(2).random((2, 40, 40)) - 0.5)
+    return backward(q, k, v, g, scores=(lambda s: s + noises) if noise else to.round)
+
+
+OTHER = 10 * NOISE((4, 40, 1))
+D, VECTOR = "D = d_out . out is", "the same vector is added to dv of all keys of a head"
+TURNED = {
+    "(heads, rows), not (rows, heads)": lambda x: np.swapaxes(x.reshape(4, 40), 0, 1),
+    "(rows, heads), not (heads, rows)": lambda x: np.swapaxes(x.reshape(40, 4), 0, 1),
+}
+NAMED = (("delta", "dq", D), ("lse", "dv", "lse is"))
+# What is done, where it shows, and the cause.
+CASES = {
+    "left out": (lambda: weighed([1, 0, 1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 1, 0]), "dk dv",
+        "query heads h with h % 4 = 1 or 3 are left out"),
+    "twice": (lambda: weighed([1, 0, 2, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 2, 1]), "dk dv",
+        "query heads h with h % 4 = 1 are left out and "
+        "query heads h with h % 4 = 2 count twice"),
+    "others": (lambda: weighed([1, 1, 0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 1, 1, 1, 1]), "dk dv",
+        "the gradient of key head 0 sums query heads 0, 1, 3, 4"),
+    "next head": (of_next_head, "dv", f"{VECTOR}: the sum of d_out over queries 0 to 7 of the next "
+        "head, as if the last tile of 16 queries ran past query 39"),
+    "vectors": (lambda: added(OTHER[:, :1] * NOISE(16)), "dv", VECTOR),
+    "other numbers": (lambda: backward(*SAME, delta=lambda x: x + OTHER * np.isin(
+        np.arange(4), [0, 2])[:, None, None] * (np.arange(40) // 8 == 1)[:, None]), "dq dk",
+        f"{D} another number in heads 0, 2, queries 8 to 15"),
+    "none of a tile": (lambda: other_delta(np.s_[:, 8:16], lambda x: 0 * x), "dq dk",
+        f"{D} left out in queries 8 to 15"),
+    "twice in all": (lambda: other_delta(np.s_[:], lambda x: 2 * x), "dq dk",
+        f"{D} multiplied by 2 in all rows"),
+    "some rows": (lambda: other_delta(np.s_[:, 3::5], lambda x: 1.5 * x), "dq dk",
+        f"{D} multiplied by 1.5 in queries 3 to 38 in steps of 5"),
+    "elsewhere": (lambda: other_delta(np.s_[:, 9:30], lambda x: np.roll(x, 1, 1)), "dq dk",
+        f"{D} read elsewhere: queries 9 to 29 read those of queries 8 to 28"),
+    "none of a row": (lambda: other_delta(np.s_[1, 20], lambda x: 0 * x), "dq dk",
+        f"{D} left out in head 1, query 20"),
+    "half of a row": (lambda: other_delta(np.s_[1, 20], lambda x: x / 2), "dq dk",
+        f"{D} multiplied by 0.5"),
+    **{f"{x} in {y}": (lambda x=x, turn=turn: of_numbers(x, turn), part, f"{words} read with the "
+        f"strides of {y}") for x, part, words in NAMED for y, turn in TURNED.items()},
+    **{x: (lambda x=x: rounded(x), "dq", "in the backward pass q . k is (or scores are) rounded to "
+        f"{x}") for x in ("float16", "bfloat16")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_causes_are_named(name):
+    make, parts, words = CASES[name]
+    arrays = make()
+    for part in parts.split():
+        assert cause(arrays, part).startswith(f"agrees if {words}"), cause(arrays, part)
+
+
+MIXED = np.random.default_rng(3).permutation(160)
+NEIGHBOURS = {  # what resembles them, and is not to be named
+    "half of heads": (lambda: weighed([1, 0.5, 1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0.5, 1, 0]),
+        "dk", "a"),
+    "heads of half the queries": (of_half_heads, "dk", "a"),
+    "vectors of tiles": (lambda: added(np.repeat(OTHER[:, ::8] * NOISE(16), 8, 1)), "dv", "a"),
+    "no strides": (lambda: of_numbers("delta", lambda x: x.ravel()[MIXED]), "dq", "strides"),
+    "no strides of lse": (lambda: of_numbers("lse", lambda x: x.ravel()[MIXED]), "dv", "strides"),
+    "noise in a tile": (lambda: (x := CASES["other numbers"][0]()) | {"dq": BF16(
+        x["dq"] + (np.arange(40) // 8 == 1)[:, None] * NOISE((4, 40, 16)))}, "dq", "another num"),
+    "noise in a row": (lambda: (x := backward(*SAME)) | {"dq": BF16(x["dq"] + 0.1 * (np.arange(
+        160).reshape(4, 40, 1) == 60) * NOISE(16))}, "dq", "D = "),
+    "noise in float16": (lambda: rounded("float16", True), "dq", "rounded"),
+    "noise in bfloat16": (lambda: rounded("bfloat16", True), "dq", "rounded"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_causes_are_not_named_for_what_resembles_them(name):
+    make, part, words = NEIGHBOURS[name]
+    assert words not in cause(make(), part)
 
 
 def test_a_common_factor_of_all_gradients():
@@ -92,28 +182,9 @@ def test_rows_of_right_heads_do_not_make_a_cause_partial():
     )
 
 
-def added(vectors):
-    """Gradients in values to whose rows vectors are added."""
-    found = backward(*SAME)
-    return found | {"dv": BF16(found["dv"] + vectors)}
-
-
-def test_a_vector_that_is_added_to_all_rows():
-    """Of the next head, as a tile of 16 queries that is not cut has it, or of none."""
-    sums = np.zeros((4, 1, 16))
-    sums[:3, 0] = np.sum(SAME[3][1:, :8], 1)
-    text = "agrees if the same vector is added to dv of all keys of a head"
-    next_head = "the sum of d_out over queries 0 to 7 of the next head, as if the last tile of 16"
-    arrays = added(sums)
-    assert cause(arrays, "dv") == f"{text}: {next_head} queries ran past query 39"
-    assert cause(added(10 * NOISE((4, 1, 16))), "dv") == text
-
-
 def test_rows_that_have_vectors_of_their_own():
     """Nor are they said to be stale, as they are like the exact ones but for these."""
-    by_tile = np.repeat(10 * NOISE((4, 5, 16)), 8, 1)
-    arrays = added(by_tile)
-    assert cause(arrays, "dv") == ""
+    arrays = added(np.repeat(10 * NOISE((4, 5, 16)), 8, 1))
     only = np.zeros((4, 40, 16))
     only[1] = 10 * NOISE(16) + 0.2 * NOISE((40, 16))
     found = verify(**added(only), profile="flash").parts["dv"]
@@ -125,90 +196,3 @@ def test_rows_that_have_vectors_of_their_own():
     arrays["dv"][[0, 2, 3]] = backward(*SAME)["dv"][[0, 2, 3]]
     remarks = verify(**arrays, profile="flash").parts["dv"].remarks
     assert any("never written (stale)" in x for x in remarks)
-
-
-TURNED = {
-    "(heads, rows), not (rows, heads)": lambda x: np.swapaxes(x, 0, 1).reshape(x.shape),
-    "(rows, heads), not (heads, rows)": lambda x: np.swapaxes(x.reshape(40, 4, -1), 0, 1),
-}
-
-
-@pytest.mark.parametrize("words", TURNED)
-@pytest.mark.parametrize(
-    ("name", "called", "part"), [("delta", "D = d_out . out", "dq"), ("lse", "lse", "dv")]
-)
-def test_numbers_of_rows_that_are_read_with_other_strides(name, called, part, words):
-    arrays = backward(*SAME, **{name: lambda x: TURNED[words](x).reshape(x.shape)})
-    text = f"agrees if {called} is read with the strides of {words}"
-    assert cause(arrays, part).startswith(text)
-    mixed = np.random.default_rng(3).permutation(160)
-    arrays = backward(*SAME, **{name: lambda x: x.ravel()[mixed].reshape(x.shape)})
-    assert "strides" not in cause(arrays, part)
-
-
-def test_numbers_of_rows_that_are_others():
-    """D of some queries is of nowhere, and so are dq and dk; not where rows have other errors."""
-    other = np.zeros((4, 40, 1))
-    other[[0, 2], 8:16] = NOISE((2, 8, 1))
-    arrays = backward(*SAME, delta=lambda x: x + other)
-    text = "agrees if D = d_out . out is another number in heads 0, 2, queries 8 to 15"
-    assert [cause(arrays, x) for x in ("dq", "dk")] == [text, text]
-    arrays["dq"] = BF16(arrays["dq"] + 0.1 * other * NOISE(16))
-    assert "another number" not in cause(arrays, "dq")
-
-
-@pytest.mark.parametrize(
-    ("rows", "change", "words"),
-    [
-        (slice(8, 16), lambda x: 0 * x, "left out in queries 8 to 15"),
-        (slice(None), lambda x: 2 * x, "multiplied by 2 in all rows"),
-        (
-            slice(3, None, 5),
-            lambda x: 1.5 * x,
-            "multiplied by 1.5 in queries 3 to 38 in steps of 5",
-        ),
-        (
-            slice(9, 30),
-            lambda x: np.roll(x, 1, 1),
-            "read elsewhere: queries 9 to 29 read those of queries 8 to 28",
-        ),
-    ],
-)
-def test_numbers_of_rows_that_are_right_but_for_one_number(rows, change, words):
-    """Both dq and dk have the same cause, without `but only in`."""
-
-    def changed(delta):
-        mixed = delta.copy()
-        mixed[:, rows] = change(delta)[:, rows]
-        return mixed
-
-    arrays = backward(*SAME, delta=changed)
-    for of in ("dq", "dk"):
-        assert cause(arrays, of).startswith(f"agrees if D = d_out . out is {words}")
-
-
-@pytest.mark.parametrize(("factor", "words"), [(0.0, "left out"), (0.5, "multiplied by 0.5")])
-def test_a_number_of_one_row_that_is_another(factor, words):
-    """It explains all of the row of dq and what dk has of it, but no other error of a row."""
-    wrong = np.ones((4, 40, 1))
-    wrong[1, 20] = factor
-    arrays = backward(*SAME, delta=lambda x: wrong * x)
-    for of in ("dq", "dk"):
-        found = cause(arrays, of)
-        assert found.startswith(f"agrees if D = d_out . out is {words}")
-        assert found.endswith(" in head 1, query 20")
-    arrays = backward(*SAME)
-    arrays["dq"][1, 20] = BF16(arrays["dq"][1, 20] + 0.1 * NOISE(16))
-    assert "D = " not in cause(arrays, "dq")
-
-
-@pytest.mark.parametrize("name", ["float16", "bfloat16"])
-def test_scores_that_are_rounded_in_the_backward_pass_alone(name):
-    q, k, v, g = LARGE
-    k = BF16(k + 8 * (name == "float16"))
-    to = FORMATS[name]
-    text = f"agrees if in the backward pass q . k is (or scores are) rounded to {name}"
-    assert cause(backward(q, k, v, g, scores=to.round), "dq").startswith(text)
-    size = np.max(np.abs(to.spacing(LARGE[0] @ np.swapaxes(k, 1, 2) / 4)))
-    noise = size * (np.random.default_rng(2).random((2, 40, 40)) - 0.5)
-    assert "rounded" not in cause(backward(q, k, v, g, scores=lambda s: s + noise), "dq")

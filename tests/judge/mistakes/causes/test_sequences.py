@@ -20,10 +20,6 @@ BEGIN, END = OF_K[:-1], OF_K[1:]
 LEVEL = END - OF_Q[1:]  # how far a sequence's last key is ahead of its last query
 START = BEGIN - OF_Q[:-1]
 LONGEST = START + np.max(np.diff(OF_K)) - np.max(np.diff(OF_Q))
-TILES = BEGIN + -(-np.diff(OF_K) // 16) * 16
-EVEN_Q, EVEN_K = (np.arange(5) * (x // 4) for x in (N, M))
-IN_ROW, IN_J = ROW - OF_Q[AT, None], J - OF_K[AT, None]  # places in a sequence
-MORE = (np.diff(OF_K) - np.diff(OF_Q))[AT, None]
 SLOPES = np.array([0.5, 0.25])[:, None, None]
 
 
@@ -41,20 +37,6 @@ def sequences_of(offsets, tokens):
     return np.maximum(np.searchsorted(offsets[:-1], tokens, "right") - 1, 0)
 
 
-def shifted(by):
-    return np.array([0, *(OF_K[1:-1] + by), M])
-
-
-def of_moved(at, by):
-    """Let each token see the keys of its sequence, if one border is off in q and in k."""
-    step = by * np.eye(5, dtype=int)[at]
-    of_k = OF_K + step
-    return see(of_k[:-1], of_k[1:], at=sequences_of(OF_Q + step, ROW[:, 0]))
-
-
-ONE_ON = [x + (x < x[-1]) for x in (OF_K, OF_Q)]
-
-
 def far(level):
     return np.abs(J - ROW - np.broadcast_to(level, 4)[AT, None])
 
@@ -66,47 +48,6 @@ def draw():
 
 Q, K, V = draw()
 TOO = "a sequence also sees the {}"
-# What is seen, whether the kernel is to be causal, and what is to be named.
-CASES = {
-    "ignored": (see(0, M), False, "cu_seqlens are ignored: all tokens are one sequence"),
-    "ignored, causal": (see(0, M, M - N), True, "cu_seqlens are ignored: all tokens"),
-    "all": (see(0, M, LEVEL), True, "sees the keys of all sequences"),
-    "before": (see([0, 0, 17, 22]), False, TOO.format("keys of the sequence before it")),
-    "all after": (see(BEGIN, M), False, TOO.format("keys of all sequences after it")),
-    "last before": (see(BEGIN - 1), False, TOO.format("last key of the sequence before it")),
-    "last before, causal": (see(BEGIN - 1, END, LEVEL), True, "also sees the last key of the"),
-    "first after": (see(BEGIN, END + 1), False, TOO.format("first key of the next sequence")),
-    "no first": (see(BEGIN + 1), False, "a sequence does not see its first key"),
-    "no last": (see(BEGIN, END - 1), False, "a sequence does not see its last key"),
-    "of q": (see(OF_Q[:-1], OF_Q[1:]), False, "cu_seqlens of q are used for k and v"),
-    "of k": (see(at=sequences_of(OF_K, ROW[:, 0])), False, "cu_seqlens of k are used for q"),
-    "too large": (see(shifted(1)[:-1], shifted(1)[1:]), False, "k and v are 1 too large"),
-    "too small": (see(shifted(-1)[:-1], shifted(-1)[1:]), False, "k and v are 1 too small"),
-    "all too large": (see(ONE_ON[0][:-1], ONE_ON[0][1:], LEVEL, sequences_of(ONE_ON[1], ROW[:, 0])),
-        True, "all entries of cu_seqlens but the last are 1 too large"),
-    "one too large": (of_moved(1, 1), False, "entry 1 of cu_seqlens (17) is 1 too large"),
-    "one too small": (of_moved(3, -1), False, "entry 3 of cu_seqlens (52) is 1 too small"),
-    "one left out": (see(BEGIN[[0, 1, 1, 3]], END[[0, 2, 2, 3]]), False,
-        "entry 2 of cu_seqlens (22) is left out"),
-    "first keys": (see(0, END - BEGIN), False, "are read from the start of"),
-    "first keys, causal": (see(0, END - BEGIN, LEVEL - BEGIN), True, "are read from the start of"),
-    "tiles": (see(BEGIN, TILES), False, "rounded up to multiples of 16 keys"),
-    "whole tiles": (see(BEGIN, END - np.diff(OF_K) % 16), False, "rounded down to multiples of 16"),
-    "one length": (see(EVEN_K[:-1], EVEN_K[1:], at=sequences_of(EVEN_Q, ROW[:, 0])), False,
-        "all 4 sequences have the same length"),
-    "longest": (see(BEGIN, BEGIN + 30), False, "as long as the longest, 30 keys"),
-    "longest, causal": (see(BEGIN, BEGIN + 30, LONGEST), True, "30 keys, also for the causal mask"),
-    "first key": (see(level=START), True, "the causal mask is aligned to the first key of each"),
-    "buffer": (see(level=0), True, "is aligned to the start of the buffer"),
-    "end of buffer": (see(level=M - N), True, "is aligned to the end of the buffer"),
-    "by longest": (see(level=LONGEST), True, "is aligned by the longest lengths of q and k"),
-    "not causal": (see(), True, "attention is not causal"),
-    "causal": (see(level=LEVEL), False, "attention is causal"),
-    "next key": (see(level=LEVEL + 1), True, "a query also sees the next key"),
-    "blocks": (see() & (IN_J <= (IN_ROW + MORE) // 4 * 4 + 3), True, "a block of 4 see all keys"),
-    "wrap": (see() & (IN_J <= IN_ROW % 16 + MORE), True, "positions of queries are taken modulo"),
-    "lost": (see() & (IN_J // 16 != 1), False, "keys 16 to 29 of each sequence are left out"),
-}  # fmt: skip
 
 
 def given(out, arrays=None, offsets=(OF_Q, OF_K)):
@@ -135,16 +76,6 @@ def posed(tmp_path):
 def attend(seen, bias=0.0):
     """Attend, with 0 for queries that see no key."""
     return np.nan_to_num(fused(hide(scores(Q, K) + bias, seen), V)[0])
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_first_that_sees_the_same_is_what_is_named(posed, name):
-    seen, causal, words = CASES[name]
-    problem = posed(Q, causal)
-    rows = Rows((1,), ROW[:, 0], J)
-    heads = ((x.text, x.head(rows).mask) for x in list_alternatives(problem))
-    same = (text for text, mask in heads if np.all(seen == (True if mask is None else mask)))
-    assert words in next(same)
 
 
 def test_a_cap_after_the_mask_shows_hidden_keys_of_the_own_sequence():
@@ -316,17 +247,9 @@ def attend_blocks(table=TABLE, lengths=LENGTHS, level=None, padded=1):
     return out
 
 
-NEXT, FULL = np.roll(LENGTHS, -1), np.full(3, 99)
+FULL = np.full(3, 99)
 BLOCKS = {
     "right": ({}, True, ""),
-    "not causal": ({"level": FULL}, True, "attention is not causal"),
-    "causal": ({}, False, "attention is causal"),
-    "first key": ({"level": np.zeros(3, int)}, True, "aligned to the first key of each sequence"),
-    "next key": ({"level": LENGTHS - FEW + 1}, True, "a query also sees the next key"),
-    "one more": ({"lengths": LENGTHS + 1, "level": FULL}, False, "a sequence is one key too long"),
-    "one less": ({"lengths": LENGTHS - 1, "level": FULL}, False, "does not see its last key"),
-    "of the next": ({"lengths": NEXT, "level": FULL}, False, "has the length of the next one"),
-    "longest": ({"lengths": FULL * 0 + 40, "level": FULL}, False, "as long as the longest, 40"),
     "whole blocks": ({"lengths": -(-LENGTHS // 16) * 16, "level": FULL}, False,
         "lengths of sequences are rounded up to multiples of 16 keys"),
     "padded": ({"level": FULL, "padded": 16}, False, "of each sequence are padded to a"),

@@ -35,6 +35,7 @@ CASES = {
     "series": (lambda x: 1 + x + x * x / 2, f"{START} the sum of the first 3 terms of its series"),
     "table": (lambda x: np.exp(np.floor(16 * x) / 16), f"{START} that of the next lower multiple"),
     "8-bits": (in_8_bits, "weights are rounded to float8_e4m3fn before they are added, too"),
+    "clamped": (lambda x: np.exp(np.maximum(x, -3.0)), f"{START} no less than e^-2.99"),
     # What is near to one of these is not one of them.
     "scale": (lambda x: np.exp(1.02 * x), "the scale is 1.0"),
 }
@@ -58,3 +59,20 @@ def test_weights_of_a_sum_and_a_product_have_no_other_function():
         q=Q, k=K, v=V, out=attend(lambda x: np.maximum(np.exp(x) - 1e-3, 0)), causal=True
     )
     assert not any("e^x" in x.text for x in found.suspects)
+
+
+BY_SCORE = {
+    "sigmoid": (lambda s: 1 / (1 + np.exp(-s)), "weights are 1 / (1 + e^-score), not e^score"),
+    "relu": (lambda s: np.maximum(s, 0), "weights are max(score, 0), not e^score"),
+    "above": (lambda s: np.exp(np.minimum(s, 1.5)), "scores are no larger than 1.5"),
+    "below": (lambda s: np.exp(np.maximum(s, -0.5)), "scores are no less than -0.49"),
+}
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("case", BY_SCORE)
+def test_weights_that_are_another_function_of_the_score(case):
+    weigh, cause = BY_SCORE[case]
+    w = weigh(Q.astype(float) @ np.swapaxes(K.astype(float), -1, -2) / D**0.5)
+    out = (w @ V.astype(float) / np.sum(w, -1, keepdims=True)).astype(ml_dtypes.bfloat16)
+    assert cause in verify(q=Q, k=K, v=V, out=out).suspects[0].text

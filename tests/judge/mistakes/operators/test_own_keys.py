@@ -209,6 +209,16 @@ def test_one_log_normaliser_that_is_off():
     assert (found.rows[0][0], found.suspects[0].text) == ((1, 17), text)
 
 
+def test_values_of_few_keys_that_are_others():
+    given = made()
+    v = given["v"].copy()
+    v[0, 33, 5], v[1, 50] = 20.0, 3.0
+    out = softmax_attention(**given | {"v": v})
+    found = verify(**given, out=BF16(out), dtype="bfloat16").suspects[0].text
+    assert "values of key 33 of head 0 are other numbers in column 5: column 5 of key 33" in found
+    assert " and so on (1 more heads)" in found
+
+
 def test_a_row_beside_one_of_nan():
     given = made()
     out = softmax_attention(**given)

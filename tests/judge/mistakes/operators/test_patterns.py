@@ -6,9 +6,10 @@ import pytest
 from refattn.judge import verify
 from refattn.judge.mistakes.causes.sampled import Rows
 from refattn.judge.mistakes.causes.wrong_rows import Sampled
-from refattn.judge.mistakes.operators.patterns import list_cuts, list_patterns
+from refattn.judge.mistakes.operators.patterns import list_cuts, list_patterns, list_row_scales
 from refattn.judge.rounding import problems
 from refattn.judge.rounding.formats import FORMATS
+from refattn.judge.verification.findings import Numbers
 
 HEADS, N, M, D = 2, 64, 80, 32
 BF16 = FORMATS["bfloat16"].round
@@ -67,7 +68,7 @@ CASES = {
     "table": (
         weigh(np.where(AHEAD > -30, 0, TABLE[:, N + J - ROW])),
         {},
-        "a bias by (i - j) is added to the scores, -2.8 to 3.3, where that is 30 to 47, 49 to 52, 54",
+        "a bias by (i - j) is added to the scores, -2.8 to 3.3, where that is 30 to 47, 49",
     ),
 }
 
@@ -109,3 +110,31 @@ def test_verdicts_name_what_weights_count_by(case):
     out, options, words = CASES[case]
     verdict = verify(q=Q, k=K, v=V, out=BF16(out), dtype="bfloat16", **options)
     assert words in verdict.suspects[0].text
+
+
+SCALES = {
+    "tile": (np.where((ROW >= 16) & (ROW < 32), 0.5, 1.0), "0.5 times in queries 16 to 31"),
+    "line": (1 / (1 + ROW / 64), "scores of query i are 1 / (1 + 0.0156 i) times as large"),
+    "chance": (
+        np.exp(0.3 * np.random.default_rng(94).standard_normal((HEADS, N, 1))),
+        "scores have a factor of their own in each wrong row, 0.4",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SCALES)
+def test_factors_of_the_scores_of_rows(case):
+    factor, words = SCALES[case]
+    w = np.exp(factor * S)
+    out = BF16(w @ V / np.sum(w, -1, keepdims=True))
+    wrong = np.any(np.abs(out - keep(1.0)) > 2.0**-5, -1)
+    got = [
+        Sampled(Rows((h,), np.flatnonzero(x), J), out[h][x], None, x[x], x[x])
+        for h, x in enumerate(wrong)
+    ]
+    problem = problems.pose_arrays(Q, K, V)
+    numbers = Numbers(lambda at: out[at], "bfloat16")
+    (found_one,) = list_row_scales(problem, got, 2.0**-9, numbers)
+    assert words in found_one.text
+    other = [x._replace(got=x.got + 2.0**-4 * Q[x.rows.at][x.rows.queries]) for x in got]
+    assert not [*list_row_scales(problem, other, 2.0**-9, numbers)]
