@@ -88,7 +88,7 @@ class Candidate(NamedTuple):
 def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     """List backward passes that go wrong, the plainest first."""
     forward, keys = gradient.forward, gradient.forward.key_heads
-    (n, m, d_v), d = forward.shape, forward.first["q"].shape[-1]
+    n, m, _ = forward.shape
     for number, x in enumerate(_list_forward(gradient)):
         share = share_like(x, gradient)
         if own:
@@ -99,10 +99,6 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
             words = f"in the backward pass weights are normalised as if {x.text}"
             yield Candidate(words, number, LSE_AND_DELTA[:1])
     yield from _list_undivided(gradient)
-    widths = sorted({x for x in (d, 16, 32, 64, 128, 256, d_v - 1, d_v // 2) if 0 < x < d_v})
-    for width, (of, cut) in product(widths, _CUTS.items()):
-        text = f"columns {width} to {d_v - 1} {of}"
-        yield Candidate(text, change=partial(cut, width))
     for (those, edges), (said, names) in product(list_parts(forward), _OF_PARTS.items()):
         change = partial(_keep_parts, edges=edges, names=names)
         yield Candidate(f"in the backward pass {said} of {those}", change=change)
@@ -174,18 +170,6 @@ def _keep_parts(x: BackwardHead, y: Kept, edges: Sequence[int], names: Sequence[
         for name in names:
             found[name].append(np.repeat(numbers[name][:, None], j.stop - j.start, -1))
     return x, y._replace(**{name: np.concatenate(found[name], -1) for name in names})
-
-
-_CUTS: Mapping[str, Callable[[int, BackwardHead, Kept], HeadPass]] = {
-    "of v are left out of d_out . v": lambda width, x, y: (
-        x._replace(head=x.head._replace(v=x.head.v * (np.arange(x.head.v.shape[-1]) < width))),
-        y,
-    ),
-    "are left out of D = d_out . out": lambda width, x, y: (
-        x,
-        y._replace(delta=np.sum((x.d_out * np.asarray(x.out))[:, :width], -1)),
-    ),
-}
 
 
 _OTHERWISE: Mapping[str, tuple[str, Callable[[Kept], Doubles]]] = {

@@ -48,6 +48,7 @@ from .wrong_rows import (
     stay_wrong,
 )
 
+_LOG_OF_TRIED = math.log(1e8)  # of kernels that are fitted, with their places, over a chance
 _BEST = 6  # alternatives that are judged by rounding errors
 _OUTPUT_ALONE = "(only the output: lse does not agree)"
 _FEWEST_LSE = 4  # log normalisers: fewer are near to those of some row by chance
@@ -111,7 +112,7 @@ def search_causes(task: SearchTask) -> tuple[list[Suspect], Sample]:
         if not (any(x.holds and x.is_sure for x in found) or leave_roundings(fits)):
             for listing in trials.list_fitted():
                 fitted = [trials.judge(x, profiles, dtype) for x in trials.explain_all(listing)]
-                holding = [x for x in fitted if _may_stand(trials, x)]
+                holding = [x for x in fitted if _may_stand(trials, x) and _is_told(trials, x)]
                 # What is fitted to some wrong rows must explain all of them.
                 if holding := [x for x in holding if not find_left(trials, x.alternative, None)[0]]:
                     found = trials.keep_apart(holding)
@@ -158,6 +159,15 @@ def _may_stand(trials: Trials, one: Explained) -> bool:
         return one.holds
     zeros = not any(np.any(x.got[x.wrong]) for x in trials.sample.heads)
     return not zeros and (one.near or not find_left(trials, one.alternative, None)[0])
+
+
+def _is_told(trials: Trials, one: Explained) -> bool:
+    """Tell whether so many numbers are so near that one of all that is fitted is not by chance."""
+    both = zip(trials.errors, trials.sample.heads, strict=True)
+    z = np.concatenate([x[y.wrong].ravel() for x, y in both])
+    before = float(np.sum(np.square(z))) / max(z.size, 1)
+    gain = math.log(max(before, 1.0) / max(one.square, 1.0))
+    return z.size / 2 * gain > _LOG_OF_TRIED
 
 
 def leave_roundings(fits: Sequence[Suspect]) -> bool:

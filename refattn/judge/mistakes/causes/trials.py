@@ -122,7 +122,7 @@ _PLAIN_LISTS: tuple[Callable[[Problem], Iterator[Alternative]], ...] = (
     list_lost_parts,
     list_sinks,
 )
-_OF_WRONG_ROWS = list_column_factors, list_columns, list_partial_sums, list_moved_tiles, list_spans
+_OF_WRONG_ROWS = list_column_factors, list_columns, list_partial_sums
 _ROUNDED: Mapping[str, Mapping[str, Any]] = {
     "sums of products are kept in float16": {"accumulate": "float16"},
     "sums of products are kept in bfloat16": {"accumulate": "bfloat16"},
@@ -326,9 +326,9 @@ class Trials:
         reach = partial(list_reaches, rate=self.rate, wrong=self.mark_wrong)
         lists += [reach(problem, x) for x in self.first if length]
         lists += [list_own_limits(problem, every, self.rate)]
-        for listing in _OF_WRONG_ROWS:
-            lists.append(listing(problem, every, unit))
+        lists += [x(problem, every, unit) for x in _OF_WRONG_ROWS]
         lists += [x(problem, few, unit) for x in (list_stale_weights, list_crossed_parts)]
+        lists += [x(problem, every, unit) for x in (list_moved_tiles, list_spans)]
         lists += [list_smoothed(problem), self.take_nearest(list_rounded_by_tiles(problem))]
         lists.append(list_scoped(problem, list_alternatives(problem), few, unit))
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold

@@ -193,7 +193,10 @@ def list_other_normalisers(back: Backward) -> Iterator[Candidate]:
     best: list[tuple[float, int, slice, list[Doubles]]] = []
     for size in dict.fromkeys(-(-m // x) for x in PARTS if m // x >= _FEWEST_KEYS):
         sums = [back.sum_tiles("dq", x, size) for x in wrong]
-        for first, last in combinations(range(sums[0].shape[-1] + 1), 2):
+        count = sums[0].shape[-1]
+        for first, last in combinations(range(count + 1), 2):
+            if last - first == count:  # of all keys the row has a factor
+                continue
             off = before = 0.0
             factors = list[Doubles]()
             for x, y in zip(wrong, sums, strict=True):

@@ -136,7 +136,7 @@ CASES = {
     "first key": (lambda: backward(*FEW, ahead(32, 48) <= 0, seen_back=np.tri(32, 48, dtype=bool)),
         {"causal": True}, "dq", "the causal mask is aligned to the first key"),
     "columns": (lambda: backward(*SAME, values=lambda v: np.where(np.arange(16) < 8, v, 0)),
-        {}, "dq", "columns 8 to 15 of v are left out of d_out . v"),
+        {}, "dq", "columns 8 to 15 are left out in d_out . v"),
     "delta of another": (lambda: backward(*SAME, delta=lambda x: np.roll(x, 1, 1)),
         {}, "dq", "D = d_out . out is read elsewhere: query i reads that of query i - 1"),
     "lse to base 2": (lambda: backward(*SAME, lse=lambda x: LOG2E * x),
@@ -215,7 +215,8 @@ def test_a_gradient_that_is_wrong_alone_is_explained_alone(part):
     found = verify(**(backward(*SAME) | {part: wrong[part]}), profile="flash")
     assert [x for x, y in found.parts.items() if y.verdict == "FAIL"] == [part]
     text = found.parts[part].suspects[0].text
-    assert text == f"agrees if columns 8 to 15 of v are left out of d_out . v, but only in {part}"
+    words = "in the backward pass columns 8 to 15 are left out in d_out . v"
+    assert text == f"agrees if {words}, but only in {part}"
 
 
 @pytest.mark.long
@@ -311,7 +312,10 @@ def of_scale(factor, **wrong):
     [
         ({}, ""),
         ({"delta": lambda x: 0 * x}, "D = d_out . out is left out"),
-        ({"values": lambda v: np.where(np.arange(16) < 8, v, 0)}, "columns 8 to 15 of v are left"),
+        (
+            {"values": lambda v: np.where(np.arange(16) < 8, v, 0)},
+            "columns 8 to 15 are left out in d_out . v",
+        ),
     ],
 )
 def test_bugs_of_gradients_beside_another_scale(factor, wrong, words):

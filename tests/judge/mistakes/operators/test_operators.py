@@ -447,6 +447,9 @@ CASES = {
         "head 1, in head 1 keys and values 0 to 31 are 0"),
     "half of each tile": (lambda: seen(CAUSAL & (J % 32 < 16)),
         "keys 16 to 31 of each 32 are left out"),
+    "over queries": (  # weights are divided by a sum of each key
+        lambda: by_sums(1, 1 / np.sum(np.exp(S), -2, keepdims=True)),
+        "a bias by j is added to the scores, "),
     "weights alone in tiles": (lambda: halves(J % 32 < 16, 1) | {"mask": None},
         "in each tile of 32 keys, weights of keys 16 to 31 count in the sum of the weights only"),
     "weights alone of a key": (lambda: halves(J != 95, 1) | {"mask": None},
@@ -490,9 +493,6 @@ def test_the_first_of_two_spans_is_found_again_beside_the_second():
 ORDER = np.random.default_rng(53).permutation(N)
 NOWHERE = {
     "power": lambda: np.maximum(1 + S, 0.1) ** 2,
-    "over queries": lambda: (
-        np.exp(S - np.max(S, -2, keepdims=True)) / np.sum(np.exp(S), -2)[:, None]
-    ),
     "mixed heads": lambda: np.exp(S) + 0.4 * np.exp(np.roll(S, 1, 0)),
     "other keys": lambda: np.exp(scores(Q, K[..., ::-1])),
     "permuted": lambda: np.exp(S[..., ORDER]),
