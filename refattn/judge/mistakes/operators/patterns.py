@@ -158,15 +158,20 @@ class _Kind(NamedTuple):
     name: str
     of: Callable[[SoftmaxHead, Doubles, Doubles], Doubles]  # of level keys, and of scores
     whole: bool = False  # whether it is a whole number, that of a group
+    of_scores: bool = False
     free: bool = False  # whether causal attention and windows are part of it
 
 
 _PATTERN_KINDS = (
     _Kind("|k|^2", lambda head, *_: np.sum(np.square(head.k[: head.keys]), -1)),
-    _Kind("the score", lambda _, __, s: s),
-    _Kind("the score less the largest", lambda _, __, s: s - np.max(s, -1, keepdims=True)),
+    _Kind("the score", lambda _, __, s: s, of_scores=True),
+    _Kind(
+        "the score less the largest",
+        lambda _, __, s: s - np.max(s, -1, keepdims=True),
+        of_scores=True,
+    ),
     _Kind("j", lambda head, *_: np.arange(head.keys), True),
-    _Kind("(i - j)", lambda head, level, _: level - np.arange(head.keys), True, True),
+    _Kind("(i - j)", lambda head, level, _: level - np.arange(head.keys), True, free=True),
 )
 
 
@@ -254,6 +259,8 @@ def _list_scales(
 ) -> Iterator[tuple[str, Mapping[Index, Scale]]]:
     """List what weights are multiplied by in some heads: powers of e, if they are, and as found."""
     slopes = {at: x.find_line() for at, x in found.items()}
+    if all(slopes.values()) and kind.of_scores:
+        return  # a temperature, which is fitted elsewhere
     if all(slopes.values()):
         for at, x in slopes.items():
             some = [y for y in pairs if y[0].rows.at[: len(at)] == at]
