@@ -74,9 +74,10 @@ def list_columns_counted(back: Backward) -> Iterator[Candidate]:
         columns.append(np.stack([(y / size).ravel() for y in sums], -1))
         rest.append((x.got / size).ravel())
     counts = _fit_counts(np.concatenate(columns), np.concatenate(rest), np.ones(len(ways), bool))
-    if counts is None or np.all(counts == 1) or not counts.any():
+    both = [] if counts is None else np.split(counts, 2)
+    if all(len({*x.tolist()}) == 1 for x in both):  # a factor is no count
         return
-    words, both = [], np.split(counts, 2)
+    words = []
     for count, name in zip(both, ("d_out . v", "D = d_out . out"), strict=True):
         for c in np.unique(count[count != 1]).tolist():
             often = _COLUMNS_COUNT.get(c, f"count {c} times")
