@@ -91,7 +91,7 @@ FORWARD = {
         "query i sees keys up to i + 31, but only for keys 16 to 31, 64 to 79"),
     "bias of distances": (
         lambda: given(S + np.random.default_rng(94).standard_normal((2, 2 * N))[:, J - ROW + N]),
-        "a number that depends on the distance of query and key is added to scores"),
+        "a bias by (i - j) is added to the scores, "),
     "page size taken as 1": (
         lambda: paged(lambda t, j, _: t[: -(-len(j) // 4)], n=1, causal=False),
         "blocks of 4 keys are read as blocks of 1"),
