@@ -54,7 +54,6 @@ PROBLEMS = {
     "packed, window": PACKED | {"window": (9, 3)},
     "blocks": IN_BLOCKS,
     "blocks, causal": IN_BLOCKS | {"causal": True},
-    "chosen": {"indices": RNG.integers(-1, M, (4, N, 12))},
 }
 OF_THREE = ("packed", "packed, causal", "packed, window")  # each has a third of the causes
 
