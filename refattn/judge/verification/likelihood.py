@@ -61,7 +61,9 @@ _FLOOR = 1e-9  # of variances of directions, that is added to them
 _MUCH_LARGER = 2.0**16  # times, of which roundings are below the floor
 _ALONG = 16  # of a row, along which errors are compared
 _TRIED_SHARES = 0.7, 0.5, 0.35, 0.25, 0.12, 0.06, 0.03, 0.01, 0.0  # of weights, that are tried
-_VANISHES = 1e-6  # of the standard deviation, below which a gradient is 0, and tells no profile
+_VANISHES = (
+    1e-6  # of the standard deviation, below which a gradient is 0: it speaks against no profile
+)
 _HARDLY = 2.0**-10  # of a row: keys of such weights in all may be moved, or columns
 _CHANCE = 1e-2  # of a right profile to be taken for one that does not explain them
 
@@ -193,6 +195,7 @@ class ProfileSample(NamedTuple):
     still_least: Doubles
     shares: Doubles  # of the variance of weights, that may be left: others are not rounded
     tested: Doubles  # as tests take z, of the row or its log normaliser; infinite beyond the bound
+    tells: npt.NDArray[np.bool_]  # which rows may speak against the profile
     heads: npt.NDArray[np.int64]
 
     @property
@@ -290,11 +293,10 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
             shares *= 0.0
         elif joint and roundings.knows_digits(True):
             least = _find_known_factors(kept, seen)
-        units = weights[problem.number(index), i]
+        tells = np.ones(len(error), bool)
         if joint and not problem.is_mean:
             # Where terms cancel, as if all values are the same, roundings may cancel as well.
-            nothing = np.max(np.abs(rows.out), -1) < _VANISHES * np.max(rows.std, -1)
-            units = np.where(nothing, 0.0, units)
+            tells = np.max(np.abs(rows.out), -1) >= _VANISHES * np.max(rows.std, -1)
         still: tuple[Any, ...] = square, logs, least
         if joint:
             along, apart = directions(index), bool(np.any(shares < 1))
@@ -340,12 +342,13 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
             best,
             square,
             logs,
-            units,
+            weights[problem.number(index), i],
             least,
             most,
             *still,
             shares,
             tested,
+            tells,
             np.full(len(error), problem.number(index)),
         )
         return lambda: parts.append(part)
@@ -415,6 +418,7 @@ def _sum_ratios(
     """
     ratio = np.logaddexp(math.log1p(-doubt) + ratio, math.log(doubt))
     ratio = ratio if surely else np.minimum(ratio, -math.log(doubt))
+    ratio = np.where(mine.tells, ratio, np.minimum(ratio, 0.0))
     return float(np.sum(np.minimum(mine.units, theirs.units) * ratio))
 
 
