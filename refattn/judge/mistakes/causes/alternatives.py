@@ -19,6 +19,7 @@ from .changed_inputs import list_narrow, list_scales, list_undivided
 from .choices import list_choices, list_merges
 from .sampled import Alternative, Bias, Place, Result, Rows, Seen, attend, pad_sum, show_band
 from .sequences import fill_tiles, list_packed, one_sequence, within_sequences
+from .wrong_rows import thin
 
 _BLOCKS = (2, 4, 8, 16, 32, 64, 128)  # of causal attention by blocks
 _KEY_BLOCKS = (16, 32, 64, 128, 256, 512, 1024)  # of each of which a kernel may add the sink
@@ -28,6 +29,7 @@ _WRAPPED: Mapping[str, Callable[..., Place]] = {
     "keys": lambda x, size: x._replace(j=x.j % size),
     "queries and keys": lambda x, size: x._replace(i=x.i % size, j=x.j % size),
 }
+_MASKS_READ = 16  # heads whose masks may tell lengths
 _COMPARED_ROWS = 64  # of each head, in which biases are compared
 _LOG2E = math.log2(math.e)
 _WITHOUT = {  # an option that was given
@@ -75,6 +77,9 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
     for words, scale in scales.items():
         if not math.isclose(scale, problem.scale):
             yield Alternative(f"the scale is {words}", problem._replace(scale=scale))
+    late = partial(_scale_output, scale=problem.scale)
+    text = "the scale multiplies the weights, after the softmax, and not the scores"
+    yield Alternative(text, problem._replace(scale=1.0), compute=late)
     if problem.softcap is not None:
         # scale * (cap * tanh(q . k / cap)) is a cap of scale * cap on scores that are scaled.
         words = "the cap is applied before the scale"
@@ -215,8 +220,9 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
     if "part_sizes" in arrays:
         yield from list_merges(problem)
     if "mask" in arrays and problem.packed is None:  # that of sequences is none of the user's
-        # A mask that is the same for all queries tells how long sequences are.
-        of_keys = np.all(arrays["mask"] == arrays["mask"][:1])
+        # A mask that shows all queries the first keys tells how long sequences are.
+        heads = thin([*np.ndindex(problem.lead)], _MASKS_READ)
+        of_keys = all(_tells_length(problem.read(x)["mask"]) for x in heads)
         text = "lengths in the mask are rounded up to multiples of {} keys"
         text = text if of_keys else "a tile of {} keys is seen whole if the mask shows one of them"
         for size in PADDED_TO:
@@ -250,6 +256,16 @@ _WHOLE_BLOCKS = {
     "all keys of a block are seen if some are": np.logical_or,
     "keys of a block are seen only if all are": np.logical_and,
 }
+
+
+def _scale_output(head: SoftmaxHead, scale: float) -> Result:
+    x = attend(head)
+    return x._replace(out=scale * x.out)
+
+
+def _tells_length(mask: Seen) -> bool:
+    """Tell whether a mask, (queries, keys), shows all queries so many of the first keys."""
+    return bool(np.all(mask == mask[:1]) and np.all(mask[:1, 1:] <= mask[:1, :-1]))
 
 
 def _list_bias_tiles(problem: Problem) -> Iterator[Alternative]:

@@ -166,7 +166,7 @@ def explain(
             more = [x._replace(text=say_of_weights(x.text)) for x in more]
             found = found or [x for x in more if x.text]
             verdict = verdict._replace(place=describe_place(scored, sample, verdict))
-    return verdict._replace(suspects=[*found, *fits])
+    return verdict._replace(suspects=[*found, *fits] or name_seen(verdict.remarks))
 
 
 def _explain_scores(

@@ -302,8 +302,11 @@ def _leave_rows(task: SearchTask, sample: Sample) -> Iterator[tuple[SearchTask, 
     written = numbers._replace(
         out=lambda at: np.where(zero[problem.number(at)][:, None], math.nan, numbers.out(at))
     )
+    some = [problem.index_of(x) for x in np.flatnonzero(zero.any(1))]
+    rows = [x for x in zero if x.any()]
     words = f", and {name_span('queries', np.flatnonzero(zero.any(0)))} are 0"
-    heads = {problem.index_of(x) for x in np.flatnonzero(zero.any(1))}
-    if len(heads) < len(zero):
-        words += f" in head{'s' * (len(heads) > 1)} {', '.join(map(place, sorted(heads)))}"
+    if any(not np.array_equal(x, rows[0]) for x in rows):
+        words = f", and {np.sum(zero)} other rows are 0"  # other queries in each head
+    elif len(some) < len(zero):
+        words += f" in head{'s' * (len(some) > 1)} {', '.join(map(place, sorted(some)))}"
     yield task._replace(numbers=written, where=()), words

@@ -548,6 +548,8 @@ def _list_factors(problem: Problem, got: Mapping[Index, Doubles], most: float) -
         rows = [(*index, i) for index, out in got.items() for i in range(len(out))]
         first = name_row(min(rows[x] for x in off))
         text = f"{len(off)} of {len(rows)} rows, the first is {first}: {text}"
+    elif np.ptp(factors) < _SMALL * np.max(factors):
+        text = f"numbers are {np.median(factors):.4g} times what they should be"
     elif problem.of == "out":
         text += ": look at the norm of q"
     yield as_suspect(text, share, "seen")

@@ -174,11 +174,11 @@ def _list_states(
         yield "it is transposed", right.T[None]
     yield "that before token {}", every
     heads = [y for y in np.ndindex(problem.lead) if y != index][:_MOST_HEADS]
-    for other in heads if at else ():
+    for other in heads:
         theirs = problem.read(other)
-        tokens = steps_of(theirs, problem.scale).rows(slice(at))
+        tokens = steps_of(theirs, problem.scale).rows(slice(at or None))
         last = recur(tokens, theirs["initial_state"], False, np)[1]
-        yield f"that of head {place(other)}", last[None]
+        yield f"{'that' if at else 'the last'} of head {place(other)}", last[None]
     # Sums of log decays up to this token are from any other or, if they are one number, from the
     # first of a chunk: else one of them would be near to any factor.
     sums = np.cumsum(x["log_decay"][:at][::-1], 0)[::-1, :, None]
@@ -320,6 +320,8 @@ def _describe_state(problem: Problem, index: Index, i: slice, change: Any, seen:
                     ]
                     if off:
                         return f"{text}: in it is {' and '.join(off)}"
+    if not i.start:
+        return f"the initial state is another than was given (tokens 0 to {i.stop - 1} read it)"
     # What a token writes can be said of the state before it, too.
     return f"tokens {at} to {i.stop - 1} read another state, or write another to it"
 

@@ -580,3 +580,13 @@ def test_nothing_is_fitted_where_one_number_leaves_roundings_alone(monkeypatch):
     assert found[0].text.startswith("key 100 is missing: ")
     value, error = map(float, re.search(r"(\S+) ± (\S+)", found[0].text).groups())
     assert abs(value - 1) < 4 * error < 0.02
+
+
+def test_masks_of_columns_tell_no_lengths():
+    """A member whose mask shows one half of each 8 keys, and one that sees all of them."""
+    q, k, v = (BF16(x) for x in np.random.default_rng(31).standard_normal((3, 2, 1, 64, 16)))
+    half = np.arange(64) % 8 < 4
+    mask = np.stack([np.ones((64, 64), bool), half == half[:, None]])[:, None]
+    given = {"q": q, "k": k, "v": v, "mask": mask, "dtype": "bfloat16"}
+    found = verify(**given, out=BF16(softmax_attention(q, k, v)))
+    assert not any("lengths" in x.text for x in found.suspects)

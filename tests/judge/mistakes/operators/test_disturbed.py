@@ -134,3 +134,18 @@ def test_what_is_no_state_or_decay_is_not_named_so(by_coordinate):
         verdict = judge(x, out)
         assert verdict.verdict == "FAIL"
         assert not any("state" in y.text or "decay" in y.text for y in verdict.suspects)
+
+
+def test_initial_states_and_numbers_that_are_lost():
+    """A state of anything, rows of NaN, and a factor of all."""
+    x = draw(False)
+    right = recur(x)
+    lost = right.copy()
+    lost[1, 60:] = np.nan
+    strange = RNG.standard_normal((HEADS, D, D))
+    for out, words in (
+        (recur(x, lambda t, s, old, g: s if t else strange), "the initial state is another than"),
+        (lost, "40 of 300 rows hold NaN or infinity, the first is head 1, row 60"),
+        (right / 8, "numbers are 0.125 times what they should be"),
+    ):
+        assert words in judge(x, out).suspects[0].text
