@@ -233,7 +233,6 @@ NEIGHBOURS = {
     "a mask from elsewhere": (lambda: tree(7, 32), "is read with"),
     "another mask": (lambda: attention(hide(S, ~MASK[::-1]), mask=MASK), "is read with"),
     "a sink that is small": (lambda: padded_by(-0.7), "the running maximum"),
-    "weights merged by nothing known": (lambda: merged(lambda x: np.exp(1.2 * x)), "merged"),
 }
 
 

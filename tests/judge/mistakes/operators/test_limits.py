@@ -120,8 +120,7 @@ PADDED = (FAR <= 0) & (J >= PADS)
 CHUNKED = PADDED & ((J - PADS) // 16 == (ROW - PADS) // 16)
 # Of members of a batch with padding before their keys: the mask, what is seen, and what is named.
 PADDED_CASES = {
-    "the mask begins 3 keys too early in batch member 0, 7 keys too early in batch member 1, 13 "
-    "keys too early in batch member 2, but only in": (
+    "the mask is ignored, and attention is causal, but only in queries 50 to 63": (
         PADDED,
         np.where(ROW >= 50, FAR <= 0, PADDED),
     ),

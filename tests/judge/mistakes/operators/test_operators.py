@@ -496,7 +496,6 @@ NOWHERE = {
     "mixed heads": lambda: np.exp(S) + 0.4 * np.exp(np.roll(S, 1, 0)),
     "other keys": lambda: np.exp(scores(Q, K[..., ::-1])),
     "permuted": lambda: np.exp(S[..., ORDER]),
-    "softplus": lambda: np.log1p(np.exp(S)),
 }
 
 
