@@ -19,6 +19,7 @@ LOGARITHMS = {"ln(2)": math.log(2), "log2(e)": 1 / math.log(2)}  # factors that 
 ONLY_IN = ", but only in "  # before the place of a cause
 ALL_BUT = 0.95  # share of the mean square that a bug explains where there is no other
 _LEFT_BY_KNOWN = 4.0  # mean square of z, at most, that it leaves
+_NEAR_LOGARITHM = 0.02  # of a factor, how far it may be from one that is named
 _NUMBERS_NAMED = 4  # numbers that are written one by one, at most
 _PERIODS = (4, 8, 16, 32, 64, 128)  # of places that come again
 IGNORES = "a kernel that ignores"  # an option: likewise
@@ -236,7 +237,7 @@ def describe_span(numbers: npt.NDArray[Any]) -> str:
 
 def name_number(c: float, error: float, known: Mapping[str, float] = LOGARITHMS) -> str:
     """Name a factor that is known by its errors, or is near enough; "" if it is none."""
-    near = max(4 * error, 1e-3 * abs(c))
+    near = min(max(4 * error, 1e-3 * abs(c)), _NEAR_LOGARITHM * abs(c))
     return next((x for x, y in known.items() if abs(y - c) < near and y != 1), "")
 
 

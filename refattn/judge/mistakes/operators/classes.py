@@ -28,6 +28,9 @@ _NEAR_COUNTED = 5e-3  # relative error of numbers of parts
 _FEWEST_ROWS, _MOST_HEADS = 2, 64  # the same of many heads
 _LEFT_BY_CLASSES = 4.0  # mean square of z, at most
 _LEFT_OF_OTHERS = 1 / 16  # of the square of errors, at most
+_COLUMNS_OF_CLASS = 4  # of a row, for each number of it that is found, at least
+_BELOW_0, _MOST_TIMES = 0.05, 1e3  # of weights, over those that they should be
+_ALIKE_IN_TILE = 0.05  # how far from 1 a factor of a key may be that has its own weight
 _NO_SUM = 1e-9  # of the weights
 _LEAST_SHARE, _FEWEST_MERGED = 1e-3, 6  # of all weights that a part has, and rows that tell it
 
@@ -178,9 +181,18 @@ def list_reweighed(
         yield from _list_merges(problem, called, group, some, times) if called else ()
         every = np.concatenate(times)
         by = every[:, 1:] / np.where(every[:, :1] == 0, np.nan, every[:, :1])
+        sizes = by[np.isfinite(by)]
+        if not len(sizes) or np.min(sizes) < -_BELOW_0 or np.max(np.abs(sizes)) > _MOST_TIMES:
+            return  # no weights are so: any rows may be sums of so few vectors
         answer = partial(_attend_by_fit, problem, group, heads, numbers)
-        span = f"{np.nanmin(by):.3g} to {np.nanmax(by):.3g}"
-        yield Alternative(text.format(span), problem, answer=answer)
+        span = f"{np.min(sizes):.3g} to {np.max(sizes):.3g}"
+        others = (
+            np.flatnonzero(group)[np.any(np.abs(by - 1) > _ALIKE_IN_TILE, 0)]
+            if not called
+            else group
+        )
+        named = name_span("keys", others) if len(others) else ""
+        yield Alternative(text.format(span, keys=named), problem, answer=answer)
 
 
 def _list_classes(problem: Problem) -> Iterator[tuple[tuple[str, str], ClassOf]]:
@@ -190,7 +202,7 @@ def _list_classes(problem: Problem) -> Iterator[tuple[tuple[str, str], ClassOf]]
     parts |= {x: np.searchsorted(y, j, "right") - 1 for x, y in list_parts(problem)}
     parts |= {_go_in_turn(x, y): j // y % x for x, y in product(_PARTS_IN_TURN, (1, *TILE_SIZES))}
     for called, group in parts.items():
-        if 1 <= np.max(group) < d / 2:
+        if 1 <= np.max(group) < d / _COLUMNS_OF_CLASS:
             text = f"{called} are added with other weights, in each row {{}} times as large"
             yield (called, text), group
     for size in (x // 2 for x in _CLASS_PERIODS if 2 < x < 2 * m):
@@ -199,11 +211,10 @@ def _list_classes(problem: Problem) -> Iterator[tuple[tuple[str, str], ClassOf]]
         text = f"weights of {called} have a factor of their own in each row, {{}}"
         if (group := j // size % 2).any():
             yield (_go_in_turn(2, size), text), group
-    for size in (x for x in TILE_SIZES[::-1] if 2 * x <= d and x < m):
+    for size in (x for x in TILE_SIZES[::-1] if _COLUMNS_OF_CLASS * x <= d and x < m):
         for first in range(0, m, size):
             of_tile = np.where((j >= first) & (j < first + size), j - first + 1, 0)
-            keys = f"keys {first} to {min(first + size, m) - 1}"
-            yield ("", f"weights of {keys} are others in each wrong row"), of_tile
+            yield ("", "weights of {keys} are others in each wrong row"), of_tile
 
 
 def _go_in_turn(parts: int, block: int) -> str:

@@ -32,9 +32,11 @@ from .own_keys import describe_counts, name_runs
 _HEADS, _ROWS, _NUMBERS = 8, 128, 2**20  # that are looked at, and terms of a head
 _LEFT_BY_PATTERN = 4.0  # mean square of z, at most
 _EQUATIONS = 4  # of each number that is found, at least
-_KNOTS = 64  # of a function of what is no whole number
+_KNOTS, _FEWEST_KNOTS = 64, 12  # of a function of what is no whole number
+_NUMBERS_OF_KNOT = 4  # that differ, at least, for each
 _LEAST_MASS = 1e-9  # of the weights, below which a group may count anyhow
 _SURELY_OFF = 6.0  # standard deviations by which a group counts otherwise
+_NO_COUNT = 0.02  # of the largest factor, below which there is none
 _MOST_LOG = 300.0  # of a factor
 _NEAR_USUAL = 0.05  # how far from what it should be a factor may be, besides
 _NAMED, _FEWEST = 3, 4  # spans, or heads, that are named; groups of a line
@@ -159,19 +161,20 @@ class _Kind(NamedTuple):
     of: Callable[[SoftmaxHead, Doubles, Doubles], Doubles]  # of level keys, and of scores
     whole: bool = False  # whether it is a whole number, that of a group
     of_scores: bool = False
+    only_line: bool = False  # whether it says nothing but that its multiple is added to scores
     free: bool = False  # whether causal attention and windows are part of it
 
 
 _PATTERN_KINDS = (
-    _Kind("|k|^2", lambda head, *_: np.sum(np.square(head.k[: head.keys]), -1)),
+    _Kind("|k|^2", lambda head, *_: np.sum(np.square(head.k[: head.keys]), -1), only_line=True),
+    _Kind("j", lambda head, *_: np.arange(head.keys), True),
+    _Kind("(i - j)", lambda head, level, _: level - np.arange(head.keys), True, free=True),
     _Kind("the score", lambda _, __, s: s, of_scores=True),
     _Kind(
         "the score less the largest",
         lambda _, __, s: s - np.max(s, -1, keepdims=True),
         of_scores=True,
     ),
-    _Kind("j", lambda head, *_: np.arange(head.keys), True),
-    _Kind("(i - j)", lambda head, level, _: level - np.arange(head.keys), True, free=True),
 )
 
 
@@ -268,6 +271,8 @@ def _list_scales(
         text = f"{{:.3g}} times {kind.name} is added to the scores"
         words = {at: text.format(x) for at, x in slopes.items()}
         yield _name_heads(words), {at: partial(_to_power, x) for at, x in slopes.items()}
+    if kind.only_line:
+        return
     say = _describe_groups if kind.whole else _describe_function
     texts = {at: say(kind, x) for at, x in found.items()}
     if any(texts.values()):
@@ -300,9 +305,11 @@ def _choose_places(x: Doubles, weights: Doubles, whole: bool) -> Doubles:
     x, weights = x[weights > 0], weights[weights > 0]
     if whole or not len(x):
         return np.unique(x)
-    order = np.argsort(x)
+    order, count = np.argsort(x), min(_KNOTS, len(np.unique(x)) // _NUMBERS_OF_KNOT)
+    if count < _FEWEST_KNOTS:  # a function of so few numbers is any number of each
+        return np.zeros(0)
     share = np.cumsum(weights[order])
-    inner = np.interp(np.linspace(0, share[-1], _KNOTS - 2), share, x[order])
+    inner = np.interp(np.linspace(0, share[-1], count - 2), share, x[order])
     return np.unique([np.min(x), *inner, np.max(x)])
 
 
@@ -342,10 +349,12 @@ def _fit_pattern(
     (least,), factors = eigh(square, noise, subset_by_index=[0, 0])
     if not least < _LEFT_BY_PATTERN:
         return None
-    # That which should be, and is, 1: the median by weight.
+    # That which should be, and is, 1: the median by weight, but for what does not count.
     times, usual = factors[:, 0], np.round(usual / np.maximum(mass, 1e-300))
+    times = times * np.sign(np.sum(times * mass))
     order = np.argsort(times)
-    share = np.cumsum((mass * usual)[order])
+    counts = times[order] > _NO_COUNT * np.max(times)
+    share = np.cumsum((mass * usual)[order] * counts)
     times = times / times[order][np.searchsorted(share, share[-1] / 2)]
     return _Pattern(at, times, np.sqrt(np.diag(np.linalg.inv(square + noise))), usual)
 
