@@ -145,7 +145,9 @@ def same(
     views = view_heads_first({"q": q, "k": k, "v": v, "a": a, "b": b}, layout)
     runs = []
     for name in ("a", "b"):
-        inputs = read_inputs({x: views[x] for x in "qkv"}, views[name], dtype, dict.fromkeys("qkv"))
+        results = {"out": views[name]}
+        of_inputs = {x: views[x] for x in "qkv"}
+        inputs = read_inputs(of_inputs, results, dtype, dict.fromkeys("qkv"))
         q, k, v = (inputs.numbers[x] for x in "qkv")
         seen = None if mask is None else mask_of_members(mask, q, k, v)
         options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "bias": bias}

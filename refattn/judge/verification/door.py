@@ -264,7 +264,8 @@ def verify(
         return view_heads_first(masked, layout) | own  # which have heads first
 
     of_inputs = {x: arrays[x] if offsets else views[x] for x in "qkv"}
-    inputs = read_inputs(of_inputs, views.get("out"), dtype, scales, lay_out)
+    results: dict[str, Any] = {x: views[x] for x in ("out", "d_out") if x in views}
+    inputs = read_inputs(of_inputs, results, dtype, scales, lay_out)
     q, k, v = (inputs.numbers[name] for name in "qkv")  # in float64, times their scales
     settings: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal}
     if mask is not None:

@@ -40,12 +40,14 @@ class Inputs(NamedTuple):
 
 def read_inputs(
     arrays: Mapping[str, Any],
-    out: Any,
+    results: Mapping[str, Any],
     dtype: Any,
     scales: Mapping[str, Any],
     lay_out: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
 ) -> Inputs:
     """Read q, k and v of any types, with types that were said, and multiply them by scales.
+
+    Types that were not said are told by the output and `d_out`, too.
 
     Keys in pages are laid out before, and so are scales of pages.
     """
@@ -60,9 +62,9 @@ def read_inputs(
     types = list_types(dtype, FORMATS)
     if isinstance(dtype, str):  # of wider arrays: an 8-bit cache is one
         types |= {name: own[name] for name in "kv" if own[name] in EIGHT_BITS}
-    if dtype is None and out is not None:
-        widened = {**raw, "out": widen("out", out)}
-        types |= assume_narrow(own | {"out": dtype_of(out, "out")}, widened)
+    if dtype is None and "out" in results:
+        widened = raw | {x: widen(x, y) for x, y in results.items()}
+        types |= assume_narrow(own | {x: dtype_of(y, x) for x, y in results.items()}, widened)
     types = own | types
     unchecked = {name: types[name] for name in arrays if types[name] != own[name]}
     numbers, factors = {**raw}, dict[str, Doubles]()
@@ -88,7 +90,7 @@ def assume_narrow(own: Mapping[str, str], arrays: Mapping[str, Doubles]) -> dict
     """Find wide arrays that hold only numbers of a narrow type, and give them that type.
 
     It is the type of the output if queries hold its numbers; keys and values get it where they hold
-    them, too. If the output is wide, all four must hold numbers of a narrow type; a few rows of
+    them, too. If the output is wide, all arrays must hold numbers of a narrow type; a few rows of
     the output may differ.
     """
     # Arrays that were computed in float32 have digits that a narrow type lacks, all but surely.
@@ -103,7 +105,7 @@ def assume_narrow(own: Mapping[str, str], arrays: Mapping[str, Doubles]) -> dict
         }
         enough = len(held) == len(arrays) and all(x.size for x in arrays.values())
         if "q" in held and (enough or not wide):
-            return {x: name for x in held if x != "out"}
+            return {x: name for x in held if x in "qkv"}
     return {}
 
 
