@@ -557,7 +557,7 @@ _LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
     _list_padded,
     list_transposed,
     list_moved_terms,
-    list_other_numbers,
-    list_other_normalisers,
     lambda back: list_edited_backward(back, known_rows(back.first.forward)),
+    list_other_numbers,  # of each row: what has no such number comes first
+    list_other_normalisers,
 )
