@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any
 
 from ...arrays import checks, qkv
@@ -39,6 +39,9 @@ from .reading import (
     refuse_sequences,
 )
 from .verdict import Verdict
+
+# Whether arrays are judged in another layout than was declared: they are tried in no further one.
+_IN_OTHER_LAYOUT: ContextVar[bool] = ContextVar("in_other_layout", default=False)
 
 
 @with_known_keywords
@@ -412,8 +415,6 @@ def verify(
             layout=other, mask=None if sequences else mask, **offsets,
         )  # fmt: skip
 
-    if not explain:  # nor in another layout, from which this one would be the other
-        return verdict
     return try_other_layout(problem, verdict, declared_layout, judge_in, "layout={!r}")
 
 
@@ -429,9 +430,15 @@ def try_other_layout(
         other = PAGES_HEADS_FIRST if layout != PAGES_HEADS_FIRST else "bhnd"
     if not looks_transposed or other in (None, layout) or verdict.verdict != "FAIL":
         return verdict
-    with suppress(TypeError, ValueError):  # shapes that have no such layout
+    if _IN_OTHER_LAYOUT.get():  # from which this one would be the other
+        return verdict
+    token = _IN_OTHER_LAYOUT.set(True)
+    try:
         return verdict.in_layout(option.format(other), judge_in(other))
-    return verdict
+    except (TypeError, ValueError):  # shapes that have no such layout
+        return verdict
+    finally:
+        _IN_OTHER_LAYOUT.reset(token)
 
 
 def check_sums(name: str, accumulate: Any, profile: Any, storage: str) -> None:

@@ -159,6 +159,8 @@ def test_pages_that_fit_both_layouts_are_tried_in_the_other():
     arrays |= {"k": k.swapaxes(1, 2), "v": v.swapaxes(1, 2)}
     (cause,) = refattn.verify(**arrays, layout="hnd").suspects
     assert cause.text == "the arrays look transposed: pass layout='bhnd'"
+    arrays["out"] = 1.25 * out  # wrong in both, each of which is the other's other
+    assert refattn.verify(**arrays).verdict == "FAIL"
 
 
 def test_gradients_of_packed_sequences():
