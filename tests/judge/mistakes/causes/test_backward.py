@@ -406,3 +406,17 @@ def test_gradients_of_keys_that_no_query_sees(seen_by_one):
         assert (found.worst.exact, found.worst.allowed) == (0, 0)
         assert found.suspects[0].text == "agrees if dk of keys that no query sees is not 0"
     assert seen_by_one == (not found.suspects)
+
+
+@pytest.mark.long
+def test_known_bugs_come_before_numbers_that_are_fitted_to_rows():
+    q, k, v, g = (BF16(x) for x in np.random.default_rng(5).standard_normal((4, 2, 48, 16)))
+    p = np.exp(q @ k.mT / 4)
+    p /= np.sum(p, -1, keepdims=True)
+    out = BF16(BF16(p) @ v)
+    delta = np.sum(g * out, -1, keepdims=True)[:, :1]
+    ds = BF16(p * (g @ v.mT - delta))
+    found = {"dq": BF16(ds @ k / 4), "dk": BF16(ds.mT @ q / 4), "dv": BF16(BF16(p).mT @ g)}
+    verdict = verify(q=q, k=k, v=v, out=out, d_out=g, **found, dtype="bfloat16")
+    text = "agrees if all queries use D = d_out . out of the first query"
+    assert verdict.parts["dq"].suspects[0].text == text
