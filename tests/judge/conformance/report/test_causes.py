@@ -40,7 +40,7 @@ CASES = {
     ),
     "against": (
         *(changed(against), "softmax", ["bias"], "biases"),
-        "the bias is multiplied by -1.000000000",
+        "the bias has the wrong sign",
     ),
     "tiles": (
         *(not_rescaled, "softmax", [], "large_sizes"),
