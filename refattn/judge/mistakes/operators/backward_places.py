@@ -353,7 +353,7 @@ def _list_reads(back: Backward, by_token: bool) -> Iterator[_QueryRead]:
     def lay(of: Callable[[HeadPass], Any]) -> Doubles:
         """Lay rows of all heads one after another."""
         every = np.stack([of(x).reshape(n, -1) for x in held.values()]).reshape(*lead, n, -1)
-        every = np.swapaxes(every, -3, -2) if by_token else every
+        every = np.swapaxes(every, -3, -2) if by_token and every.ndim > 2 else every
         return np.asarray(every.reshape(-1, every.shape[-1]))
 
     one, d = np.ones((n, 1)), "D = d_out . out"
