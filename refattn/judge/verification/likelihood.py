@@ -61,9 +61,7 @@ _FLOOR = 1e-9  # of variances of directions, that is added to them
 _MUCH_LARGER = 2.0**16  # times, of which roundings are below the floor
 _ALONG = 16  # of a row, along which errors are compared
 _TRIED_SHARES = 0.7, 0.5, 0.35, 0.25, 0.12, 0.06, 0.03, 0.01, 0.0  # of weights, that are tried
-_VANISHES = (
-    1e-6  # of the standard deviation, below which a gradient is 0: it speaks against no profile
-)
+_VANISHES = 1e-6  # of the standard deviation, below which a gradient is 0
 _HARDLY = 2.0**-10  # of a row: keys of such weights in all may be moved, or columns
 _CHANCE = 1e-2  # of a right profile to be taken for one that does not explain them
 
@@ -298,7 +296,7 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
             least = _find_known_factors(kept, seen)
         tells = np.ones(len(error), bool)
         if joint and not problem.is_mean:
-            # Where terms cancel, as if all values are the same, roundings may cancel as well.
+            # If terms cancel, as with equal values, so may roundings: these tell of no profile.
             tells = np.max(np.abs(rows.out), -1) >= _VANISHES * np.max(rows.std, -1)
         still: tuple[Any, ...] = square, logs, least
         if joint:

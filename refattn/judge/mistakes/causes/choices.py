@@ -164,7 +164,7 @@ _MERGES: Mapping[str, Callable[[Any, Any], Any]] = {
     ),
     "the running lse of the merge is never updated": _merge_first,
 }
-_OF_PART: Mapping[str, Callable[[Any], Any]] = {  # instead of its own
+_OF_PART: Mapping[str, Callable[[Any], Any]] = {  # what its lse is taken to be
     "part {} counts twice": lambda x: x + math.log(2),
     "part {} is left out": lambda x: np.full_like(x, -math.inf),
     "part {} has the lse of the merge": lambda x: np.logaddexp.reduce(x, 1)[:, None] + 0 * x,

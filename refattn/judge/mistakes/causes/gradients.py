@@ -22,6 +22,7 @@ from ...verification.empty_rows import find_unseen
 from ...verification.findings import ONLY_IN, Part, Suspect, describe_span, name_heads, name_span
 from ..defects.catalogue import Mutant
 from ..operators.backward_counts import (
+    COUNTS,
     list_chunks_seen,
     list_columns_counted,
     list_other_normalisers,
@@ -334,14 +335,14 @@ def _describe_weights(
     alone = all({*x} <= {*heads[at]} for at, x in counts.items())
     if alone and len(counts) == len(heads) and all(x == within[0] for x in within):
         count = len(within[0])
-        places = {c: np.flatnonzero(np.equal(within[0], c)) for c in _COUNT_AS}
+        places = {c: np.flatnonzero(np.equal(within[0], c)) for c in COUNTS}
         words = []
         for c, these in places.items():
             if 0 < len(these) < count:
                 which = describe_span(these).replace(" and ", " or ")
-                words.append(f"query heads h with h % {count} = {which} {_COUNT_AS[c]}")
+                words.append(f"query heads h with h % {count} = {which} {COUNTS[c]}")
             elif len(these):
-                words.append(f"all query heads {_COUNT_AS[c]}")
+                words.append(f"all query heads {COUNTS[c]}")
         return " and ".join(words)
     at, first = next(iter(counts.items()))
     more = f" (and {len(counts) - 1} more key heads are wrong)" if len(counts) > 1 else ""
@@ -538,7 +539,6 @@ def _list_rescaled(back: Backward) -> Iterator[Candidate]:
         )
 
 
-_COUNT_AS = {0: "are left out", 2: "count twice", 3: "count 3 times", 4: "count 4 times"}
 _SCALES = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # where a fit starts
 _LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
     _list_masked,

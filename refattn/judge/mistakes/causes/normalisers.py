@@ -224,7 +224,7 @@ def list_offsets(
             errors.append(float(np.max(np.abs(error - c * slope)[known])))
             found[x.rows.at] = c
         else:
-            # One number for all is said, with its error, where that is measured.
+            # `name_offset` says one number that is that of all heads.
             if max(errors, default=np.inf) < FAR and (text or not _are_alike([*found.values()])):
                 yield _say_how_large(problem, found, text), _Offset(problem, found, rule, exact)
 

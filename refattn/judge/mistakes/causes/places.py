@@ -268,7 +268,7 @@ def _take_means(heads: Sequence[tuple[Doubles, Doubles]]) -> Iterator[Doubles]:
 
 
 def _describe_part(where: str, got: Doubles, right: Doubles, said: str) -> Iterator[str]:
-    """Say that numbers are a factor too large, or what is said of those unlike the exact ones."""
+    """Say by which factor numbers are too large; or, if they are unlike the exact ones, `said`."""
     product, size = np.sum(got * right), np.sum(right * right)
     left = np.sum(np.square(got - product / size * right))
     most = min(

@@ -64,7 +64,9 @@ class SearchTask(NamedTuple):
     dtype: str
     failed: str = "out"  # or `lse`, or `both`
     where: Index = ()  # of the worst element
-    fits: Sequence[Suspect] = ()  # that explain the error: no coarse rounding is tried then
+    fits: Sequence[
+        Suspect
+    ] = ()  # of defects to the error; beside them coarse roundings are not tried
     mistakes: Sequence[Mutant] = ()  # of the user, which are tried first
     rows: Sequence[Index] = ()  # that are known to be wrong: those that the first profile rejects
     known: str = ""  # the cause, if it is known: only the sample is taken

@@ -20,17 +20,13 @@ from ..causes.wrong_rows import Sampled, row_sizes, thin
 from .backward_places import GROUPED_PAIRS, OFF_COUNTS
 from .tiles import describe_keys
 
-_ROWS_COUNTED, _HEADS_COUNTED, _MOST_GROUPS = (
-    16,
-    4,
-    8,
-)  # by which counts are known; groups of columns
+_ROWS_COUNTED, _HEADS_COUNTED = 16, 4  # by which counts are known
+_MOST_GROUPS = 8  # of columns
 _LEFT_BY_COUNTS = 9.0  # mean square of z, at most
 _FEWEST_KEYS, _CHUNKS_NAMED = 4, 2  # of a chunk; chunks of queries that are named
 _TOLD_COUNT = 30.0  # root of the sum of squares of z by which a count is known
-
-_NO_WEIGHT = 1e-9
-
+_NO_WEIGHT = 1e-9  # times what it should be
+COUNTS = {0: "are left out", 2: "count twice", 3: "count 3 times", 4: "count 4 times"}
 HowOften = npt.NDArray[np.int64]
 
 
@@ -80,15 +76,12 @@ def list_columns_counted(back: Backward) -> Iterator[Candidate]:
     words = []
     for count, name in zip(both, ("d_out . v", "D = d_out . out"), strict=True):
         for c in np.unique(count[count != 1]).tolist():
-            often = _COLUMNS_COUNT.get(c, f"count {c} times")
+            often = COUNTS.get(c, f"count {c} times")
             some_of = name_span("columns", np.flatnonzero((count == c)[group]))
             words.append(f"{'all columns' if np.all(count == c) else some_of} {often} in {name}")
     of_v, of_d = (x[group].astype(float) for x in both)
     change = partial(_weigh_columns, of_v, of_d)
     yield Candidate(f"in the backward pass {' and '.join(words)}", change=change)
-
-
-_COLUMNS_COUNT = {0: "are left out", 2: "count twice"}
 
 
 def _weigh_columns(of_values: Doubles, of_delta: Doubles, x: BackwardHead, y: Kept) -> HeadPass:

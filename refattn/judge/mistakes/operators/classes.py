@@ -30,7 +30,7 @@ _LEFT_BY_CLASSES = 4.0  # mean square of z, at most
 _LEFT_OF_OTHERS = 1 / 16  # of the square of errors, at most
 _COLUMNS_OF_CLASS = 4  # of a row, for each number of it that is found, at least
 _BELOW_0, _MOST_TIMES = 0.05, 1e3  # of weights, over those that they should be
-_ALIKE_IN_TILE = 0.05  # how far from 1 a factor of a key may be that has its own weight
+_OWN_WEIGHT = 0.05  # how far from 1 the factor of a key must be that has a weight of its own
 _NO_SUM = 1e-9  # of the weights
 _LEAST_SHARE, _FEWEST_MERGED = 1e-3, 6  # of all weights that a part has, and rows that tell it
 
@@ -186,12 +186,8 @@ def list_reweighed(
             return  # no weights are so: any rows may be sums of so few vectors
         answer = partial(_attend_by_fit, problem, group, heads, numbers)
         span = f"{np.min(sizes):.3g} to {np.max(sizes):.3g}"
-        others = (
-            np.flatnonzero(group)[np.any(np.abs(by - 1) > _ALIKE_IN_TILE, 0)]
-            if not called
-            else group
-        )
-        named = name_span("keys", others) if len(others) else ""
+        own = np.any(np.abs(by - 1) > _OWN_WEIGHT, 0) & (not called)
+        named = name_span("keys", np.flatnonzero(group)[own]) if own.any() else ""
         yield Alternative(text.format(span, keys=named), problem, answer=answer)
 
 

@@ -56,7 +56,7 @@ def list_weights(problem: Problem) -> Iterator[Alternative]:
             compute = partial(_attend_with, weigh=weigh, too=too)
             yield Alternative(f"{text} {words}", problem, compute=compute)
     for name, weigh in _OF_SCORES.items():
-        compute = partial(_attend_by_score, weigh=weigh)
+        compute = partial(_attend_with, weigh=weigh, of_scores=True)
         yield Alternative(f"weights are {name}{_NO_POWER}", problem, compute=compute)
 
 
@@ -93,7 +93,9 @@ def list_powers(
         return Alternative("", problem, compute=partial(_attend_with, weigh=weigh))
 
     def clamp(least: float) -> Alternative:
-        weigh = partial(_clamp, least=-abs(least))
+        def weigh(x: Doubles) -> Doubles:
+            return np.exp(np.maximum(x, -abs(least)))
+
         return Alternative("", problem, compute=partial(_attend_with, weigh=weigh))
 
     def clip(end: float) -> Alternative:
@@ -120,20 +122,6 @@ def rounds_weights(text: str) -> bool:
 def _attend_between(head: SoftmaxHead, ends: tuple[float, float]) -> Result:
     s = score_all(head)
     return attend_by(np.where(np.isfinite(s), np.clip(s, *ends), s), head.v)
-
-
-def _attend_by_score(head: SoftmaxHead, weigh: Callable[[Doubles], Doubles]) -> Result:
-    """Compute the mean of the values by weights that are a function of the scores."""
-    s, exact = score_all(head), attend(head)
-    seen = np.isfinite(s)
-    w = np.where(seen, weigh(np.where(seen, s, 0.0)), 0.0)
-    total = np.sum(w, -1)
-    out = w @ head.v / np.where(total == 0, 1.0, total)[:, None]
-    return Result(out, np.log(np.maximum(total, 0.0)), exact.top)
-
-
-def _clamp(x: Doubles, least: float) -> Doubles:
-    return np.exp(np.maximum(x, least))
 
 
 def _raise_to_power(x: Doubles, n: float) -> Doubles:
@@ -183,17 +171,24 @@ def _sum_series(x: Doubles, count: int, least: float) -> Doubles:
 
 
 def _attend_with(
-    head: SoftmaxHead, weigh: Callable[[Doubles], Doubles], too: bool = True
+    head: SoftmaxHead,
+    weigh: Callable[[Doubles], Doubles],
+    too: bool = True,
+    of_scores: bool = False,
 ) -> Result:
-    """Compute the mean of the values by weights of scores less the largest, in their sum too."""
+    """Compute the mean of the values by weights of scores less the largest, in their sum too.
+
+    Or they are of the scores as they are.
+    """
     s = score_all(head)
     top = np.max(s, -1, initial=-math.inf)
-    x = np.minimum(s - np.where(np.isfinite(top), top, 0.0)[:, None], 0.0)
+    base = np.where(np.isfinite(top) & (not of_scores), top, 0.0)
+    x = s if of_scores else np.minimum(s - base[:, None], 0.0)
     seen = np.isfinite(x)
     w = np.where(seen, weigh(np.where(seen, x, 0.0)), 0.0)
     total = np.sum(w if too else np.where(seen, np.exp(x), 0.0), -1)
     out = w @ head.v / np.where(total == 0, 1.0, total)[:, None]
-    return Result(out, np.log(total) + np.where(np.isfinite(top), top, 0.0), top)
+    return Result(out, np.log(total) + base, top)
 
 
 def say_what_overflows(problem: Problem, numbers: Numbers) -> str:
@@ -202,10 +197,8 @@ def say_what_overflows(problem: Problem, numbers: Numbers) -> str:
         return ""
     (n, m, _), found, lost = problem.shape, list[Doubles](), list[npt.NDArray[np.bool_]]()
     for index in np.ndindex(problem.lead):
-        s, out = (
-            score_all(take_rows(problem, Rows(index, np.arange(n), np.arange(m)))),
-            numbers.out(index),
-        )
+        s = score_all(take_rows(problem, Rows(index, np.arange(n), np.arange(m))))
+        out = numbers.out(index)
         lse = 0.0 if numbers.lse is None else numbers.lse(index)
         lost.append(~np.isfinite(np.sum(out, -1) + lse) | ~np.any(out, -1))
         top = np.max(s[:, :m], -1, initial=-math.inf)

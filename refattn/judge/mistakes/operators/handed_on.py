@@ -17,8 +17,8 @@ CHUNK_SIZES = (64, 16, 32, 128)
 _MOST_TOKENS = 1024  # that go chunk by chunk
 
 Added = Callable[[Index], Doubles]  # to the exact result of a head
-# By sums of log decays from the start of a chunk, (c, d or 1), those of the chunk before, and how
-# many columns keys and values have: what the state is multiplied by, and keys and rows of tokens.
+# Sums of log decays in a chunk and in the one before, (c, d or 1), and the columns of keys and of
+# values, to what the state, keys and values are multiplied by.
 Pass = Callable[[Doubles, Doubles, int, int], tuple[Any, Any, Any]]
 
 
@@ -215,7 +215,7 @@ def _pass_on(problem: Problem, size: int, change: Pass, first: int, index: Index
 
 
 def _pass_state(tokens: Tokens, state: Doubles, change: Pass, before: Doubles) -> Doubles:
-    """Pass a state on through a chunk, with other decays, as those of the chunk before."""
+    """Pass a state on through a chunk with other decays, perhaps those of the chunk before."""
     g, h = (np.cumsum(x, 0) for x in (tokens.log_decay, before))
     kept, of_keys, of_rows = change(g, h, *state.shape)
     passed = kept * state + (of_keys * tokens.k).T @ (of_rows * tokens.v)

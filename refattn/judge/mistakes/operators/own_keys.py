@@ -26,7 +26,7 @@ _MOST_KEYS, _MOST_NUMBERS = 6, 2**22  # that count otherwise; of the terms of ke
 _LEFT_BY_FEW, _CHANCE_OF_FEW = 4.0, 1e-6  # mean square of z, and chance of as little, at most
 _VALUE_HEADS, _ROWS_OF_VALUE = 8, 4  # that are looked at; rows for each key whose value is found
 _FAR_VALUE = 0.05  # of the largest change of a value, that is named
-_NEAR_COUNT = 0.05  # a count this near to a whole number is said to be whole
+_NEAR_COUNT = 0.05  # how near to a whole number a count is that is said as that number
 
 
 class _OwnKey(NamedTuple):
@@ -174,15 +174,15 @@ def list_other_values(
     """List the kernel in which few keys have other values: errors are sums of p_j times changes."""
     found: dict[Index, tuple[list[int], Doubles]] = {}
     for x in thin(wrong, _VALUE_HEADS):
-        (exact, p, _), mask = _weigh_all(problem, x.rows), take_rows(problem, x.rows).mask
-        p = p if mask is None else p * mask
+        exact, p = _weigh_seen(problem, x.rows)
         scale = 1 / (unit * np.median(row_sizes(exact.out), -1, keepdims=True))
         weights, errors = p * scale, (x.got - exact.out) * scale
-        before, rest = float(np.mean(np.square(errors))), errors
-        lengths, keys = np.linalg.norm(weights, axis=0), list[int]()
+        if not np.all(np.isfinite(errors)):
+            return
+        rest, lengths, keys = errors, np.linalg.norm(weights, axis=0), list[int]()
         changes = np.zeros((0, errors.shape[1]))
         while len(keys) < _MOST_KEYS and np.mean(np.square(rest)) > _LEFT_BY_FEW:
-            if _ROWS_OF_VALUE * (len(keys) + 1) > len(errors) or not math.isfinite(before):
+            if _ROWS_OF_VALUE * (len(keys) + 1) > len(errors):
                 return
             score = np.linalg.norm(rest.T @ weights, axis=0)
             keys.append(int(np.argmax(score / np.where(lengths > 0, lengths, math.inf))))
@@ -213,12 +213,17 @@ def _describe_values(problem: Problem, at: Index, keys: Sequence[int], changes: 
 def _attend_to_values(
     problem: Problem, found: Mapping[Index, tuple[list[int], Doubles]], rows: Rows
 ) -> Result:
-    (exact, p, _), mask = _weigh_all(problem, rows), take_rows(problem, rows).mask
+    exact, p = _weigh_seen(problem, rows)
     if rows.at not in found:
         return exact
     keys, changes = found[rows.at]
-    p = p if mask is None else p * mask
     return exact._replace(out=exact.out + p[:, keys] @ changes)
+
+
+def _weigh_seen(problem: Problem, rows: Rows) -> tuple[Result, Doubles]:
+    """Return the exact result, and the weights of all keys: 0 of those that are hidden."""
+    (exact, p, _), mask = _weigh_all(problem, rows), take_rows(problem, rows).mask
+    return exact, p if mask is None else p * mask
 
 
 def _weigh_all(problem: Problem, rows: Rows) -> tuple[Result, Doubles, Doubles]:

@@ -250,7 +250,8 @@ def list_patterns(problem: Problem, wrong: Sequence[Sampled], unit: float) -> It
         pairs = of_first + [(x, _Terms.take(problem, kind, x.rows)) for x in some[1:]]
         found: dict[Index, _Pattern | None] = {(): _fit_pattern(pairs, kind, unit)}
         if found[()] is None:
-            found = {x.rows.at: _fit_pattern([(x, y)], kind, unit) for x, y in pairs}
+            rest = {x.rows.at: _fit_pattern([(x, y)], kind, unit) for x, y in pairs[1:]}
+            found = {some[0].rows.at: first, **rest}
         known = {at: x for at, x in found.items() if x is not None}
         for text, scales in _list_scales(kind, known, pairs) if len(known) == len(found) else ():
             answer = partial(_attend_by, problem, kind, scales)
@@ -262,24 +263,23 @@ def _list_scales(
 ) -> Iterator[tuple[str, Mapping[Index, Scale]]]:
     """List what weights are multiplied by in some heads: powers of e, if they are, and as found."""
     slopes = {at: x.find_line() for at, x in found.items()}
-    if all(slopes.values()) and kind.of_scores:
+    straight = all(slopes.values())
+    if straight and kind.of_scores:
         return  # a temperature, which is fitted elsewhere
-    if all(slopes.values()):
+    if straight:
         for at, x in slopes.items():
             some = [y for y in pairs if y[0].rows.at[: len(at)] == at]
             slopes[at] = minimize_scalar(partial(_rate_slope, some), (0.9 * x, x)).x
-        text = f"{{:.3g}} times {kind.name} is added to the scores"
-        words = {at: text.format(x) for at, x in slopes.items()}
+        words = {
+            at: f"{x:.3g} times {kind.name} is added to the scores" for at, x in slopes.items()
+        }
         yield _name_heads(words), {at: partial(_to_power, x) for at, x in slopes.items()}
     if kind.only_line:
         return
     say = _describe_groups if kind.whole else _describe_function
     texts = {at: say(kind, x) for at, x in found.items()}
     if any(texts.values()):
-        yield (
-            _name_heads(texts),
-            {at: partial(x.of, groups=kind.whole) for at, x in found.items()},
-        )
+        yield _name_heads(texts), {at: partial(x.of, groups=kind.whole) for at, x in found.items()}
 
 
 def _rate_slope(pairs: Sequence[tuple[Sampled, _Terms]], slope: float) -> float:
@@ -300,13 +300,15 @@ def _name_heads(texts: Mapping[Index, str]) -> str:
     return "; ".join(words[:_NAMED]) + more
 
 
-def _choose_places(x: Doubles, weights: Doubles, whole: bool) -> Doubles:
+def _choose_places(x: Doubles, weights: Doubles, kind: _Kind) -> Doubles:
     """Choose the numbers at which factors are found: all whole ones, or evenly by weight."""
     x, weights = x[weights > 0], weights[weights > 0]
-    if whole or not len(x):
+    if kind.whole or not len(x):
         return np.unique(x)
-    order, count = np.argsort(x), min(_KNOTS, len(np.unique(x)) // _NUMBERS_OF_KNOT)
-    if count < _FEWEST_KNOTS:  # a function of so few numbers is any number of each
+    # A function of so few numbers is any number of each, but a line.
+    most = len(np.unique(x)) // (1 if kind.only_line else _NUMBERS_OF_KNOT)
+    order, count = np.argsort(x), min(_KNOTS, most)
+    if count < _FEWEST_KNOTS:
         return np.zeros(0)
     share = np.cumsum(weights[order])
     inner = np.interp(np.linspace(0, share[-1], count - 2), share, x[order])
@@ -317,25 +319,18 @@ def _fit_pattern(
     pairs: Sequence[tuple[Sampled, _Terms]], kind: _Kind, unit: float
 ) -> _Pattern | None:
     """Find the factors that leave roundings of all these rows, if there are."""
-    number, p = (
-        np.concatenate([x.ravel() for x in y])
-        for y in zip(*[(y.number, y.p) for _, y in pairs], strict=True)
-    )
-    at = _choose_places(number, p, kind.whole)
+    number = np.concatenate([y.number.ravel() for _, y in pairs])
+    p = np.concatenate([y.p.ravel() for _, y in pairs])
+    at = _choose_places(number, p, kind)
     size = len(at)
     if not 2 < size * _EQUATIONS <= sum(x.got.size for x, _ in pairs):
         return None
     square, noise = np.zeros((2, size, size))
     mass, usual = np.zeros((2, size))
     for x, (_, p, v, number, seen) in pairs:
-        near = np.interp(number, at, np.arange(size))
-        low = near.astype(int)
-        part, scale = near - low, 1 / (unit * row_sizes(x.got))
-        keys = np.arange(len(v))
+        near, scale = np.interp(number, at, np.arange(size)), 1 / (unit * row_sizes(x.got))
         for r in range(len(p)):
-            ends = np.stack([low[r], np.minimum(low[r] + 1, size - 1)])
-            groups = np.zeros((size, len(v)))
-            np.add.at(groups, (ends, keys), p[r] * np.stack([1 - part[r], part[r]]))
+            groups = _spread(p[r], near[r], size)
             sums = groups @ np.ones(len(v))
             errors = (groups @ v - sums[:, None] * x.got[r]) * scale[r]
             square += errors @ errors.T
@@ -349,7 +344,7 @@ def _fit_pattern(
     (least,), factors = eigh(square, noise, subset_by_index=[0, 0])
     if not least < _LEFT_BY_PATTERN:
         return None
-    # That which should be, and is, 1: the median by weight, but for what does not count.
+    # The usual factor is 1: the median by weight of those that count at all.
     times, usual = factors[:, 0], np.round(usual / np.maximum(mass, 1e-300))
     times = times * np.sign(np.sum(times * mass))
     order = np.argsort(times)
@@ -357,6 +352,14 @@ def _fit_pattern(
     share = np.cumsum((mass * usual)[order] * counts)
     times = times / times[order][np.searchsorted(share, share[-1] / 2)]
     return _Pattern(at, times, np.sqrt(np.diag(np.linalg.inv(square + noise))), usual)
+
+
+def _spread(p: Doubles, near: Doubles, size: int) -> Doubles:
+    """Divide weights of keys between the numbers that are next to their own, (numbers, keys)."""
+    low, groups = near.astype(int), np.zeros((size, len(p)))
+    ends, part = np.stack([low, np.minimum(low + 1, size - 1)]), near - low
+    np.add.at(groups, (ends, np.arange(len(p))), p * np.stack([1 - part, part]))
+    return groups
 
 
 def _attend_by(problem: Problem, kind: _Kind, scales: Mapping[Index, Scale], rows: Rows) -> Result:
@@ -387,13 +390,13 @@ def _describe_function(kind: _Kind, found: _Pattern) -> str:
     return f"weights have a factor by {kind.name}: {', '.join(each)}"
 
 
-# --- rows whose scores are too large --------------------------------------------------------------
+# --- rows whose scores have a factor --------------------------------------------------------------
 
 
 def list_row_scales(
     problem: Problem, wrong: Sequence[Sampled], unit: float, numbers: Numbers
 ) -> Iterator[Alternative]:
-    """List the kernel whose wrong rows have scores with a factor of each row."""
+    """List the kernel that multiplies the scores of each wrong row by a number of its own."""
     some = _take_some(problem, wrong)
     if problem.shape[2] < _FEWEST_COLUMNS or not some:
         return

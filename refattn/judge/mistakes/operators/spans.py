@@ -24,7 +24,9 @@ from .maps import list_head_rules
 from .strides import PLURALS
 from .tiles import ScoreText, mix_keys, score_rows
 
-_PLACES_LATER = [x * y for x in (1, 2, 3, 4, 8, 16, 32, 64) for y in (1, -1)]  # places
+_PLACES_LATER = [
+    x * y for x in (1, 2, 3, 4, 8, 16, 32, 64) for y in (1, -1)
+]  # of keys that are read instead
 _SPANS_OF_EACH, _TURNS_OF_SPANS = 2, 3  # of a batch member or head, and turns to find them
 _ROWS_OF_SPAN, _HEADS_OF_SPAN = 3, 3  # that are looked at
 _NUMBERS_OF_SPAN = 2**22  # of sums of keys, at most

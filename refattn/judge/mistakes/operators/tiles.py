@@ -112,7 +112,7 @@ class TilesOfHeads(NamedTuple):
         return self.lay_out(name, at)[read].reshape(-1, x.shape[-1])[: len(x)]
 
     def find(self, some: Sequence[Sampled], unit: float) -> Chosen | None:
-        """Find what is read in place of each tile, tile by tile, by the error that is left."""
+        """Find, one after another, the tile read in place of each: that which leaves least."""
         rows = -(-_ROWS_OF_TILES // len(some))
         each = [self._sum(x.take(thin(np.arange(len(x.got)), rows)), unit) for x in some]
         sums, rest = (np.concatenate(x, -1) for x in zip(*each, strict=True))
