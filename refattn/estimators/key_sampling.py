@@ -218,7 +218,8 @@ def _factors_and_rest(
     left: Array, apart: Array, product: Array, pivot: Array, least: float, xp: Any
 ) -> tuple[Array, Array]:
     """Return the factors of keys with the chosen one, and what is left of them without it."""
-    row = (xp.exp(-0.5 * apart) - product) / xp.sqrt(pivot)
+    # Where nothing is left: Dask would divide by 0 later, where warnings are heard.
+    row = (xp.exp(-0.5 * apart) - product) / xp.sqrt(xp.where(pivot > 0, pivot, math.inf))
     rest = left - row**2
     return row, xp.where(rest > least, rest, 0.0)
 
