@@ -42,6 +42,14 @@ def step(size, by):
     return attend(v=V[:, by * (J // size) + J % size])
 
 
+def reweigh():
+    """Weights of a tile of 16 keys, which takes rows of more than 32 columns to tell."""
+    q, k, v, _ = draw(64, heads=4, n=N, d=2 * D)
+    s = scores(q, k)
+    out, _ = fused(np.where(HIT & (J >= 48), 0.2 * np.sin(9 * s), s), v)
+    return out, {"q": q, "k": k, "v": v}
+
+
 CASES = {
     "query i sees all keys but i + 1 to i + 8": lambda: (
         attend(seen=(FAR <= 0) | (FAR > 8)), {"causal": True}),
@@ -64,8 +72,7 @@ CASES = {
     "a key counts twice in each wrong row": lambda: (
         attend(S + np.log(2) * (HIT & (FAR == 0)), seen=CAUSAL), {"causal": True}),
     "key 63 counts twice": lambda: (attend(S + np.log(2) * (HIT & (J == N - 1))), {}),
-    "weights of keys 48 to 63 are others in each wrong row": lambda: (
-        attend(np.where(HIT & (J >= 48), 0.2 * np.sin(9 * S), S)), {}),
+    "weights of keys 48 to 63 are others in each wrong row": reweigh,
 }  # fmt: skip
 
 
