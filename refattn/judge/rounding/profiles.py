@@ -83,6 +83,8 @@ class Profile(NamedTuple):
     lags : bool
         Whether a fused kernel rescales its sums only if the running maximum has grown by more than
         8 log 2, so that weights may be up to 2^8 when they are rounded.
+    upcast : bool
+        Whether a backward pass step by step has the weights as they were before they were rounded.
     accumulator : str or None
         Name of the hardware whose matrix units truncate sums of products of 16-bit and of 8-bit
         numbers, one of `hardware.UNITS`. With None or "ieee" sums are rounded.
@@ -110,6 +112,7 @@ class Profile(NamedTuple):
     scale_first: tuple[float, float] = (0.0, 0.0)
     maximum: bool = False
     lags: bool = False
+    upcast: bool = False
 
     @property
     def reading(self) -> tuple[str, tuple[float, float]] | None:
@@ -185,6 +188,8 @@ PROFILES: Mapping[str, Profile] = {
     # Step by step: scores are rounded, and probabilities; or every step of the softmax, too.
     "eager": _STEPWISE,
     "eager-narrow": _STEPWISE._replace(softmax="storage"),
+    # The first, with a softmax in float32 whose backward pass has what it gave.
+    "eager-upcast": _STEPWISE._replace(upcast=True),
     # Matrix units that round what they are given, in a fused kernel or step by step.
     "tf32": _TF32,
     "tf32-eager": _TF32._replace(**_EAGER),

@@ -62,6 +62,7 @@ class Roundings(NamedTuple):
     scaled: bool = False  # whether derivatives to scores are multiplied by the scale, then rounded
     maximum: bool = False  # whether running maxima are differentiated, too
     lags: bool = False  # whether weights may be over less than the largest score so far
+    upcast: bool = False  # whether a backward pass has weights before they were rounded
 
     @property
     def fine(self) -> bool:
@@ -98,7 +99,7 @@ class Roundings(NamedTuple):
     @property
     def kept(self) -> bool:
         """Whether a backward pass multiplies weights as they were rounded."""
-        return self.stepwise or self.again
+        return (self.stepwise and not self.upcast) or self.again
 
     @property
     def reads_output(self) -> bool:

@@ -32,7 +32,13 @@ _SUFFIX = re.compile(r"(-cast)?(-by-head)?(@.*)?$")
 
 _OF_MAXIMA = ("math-maximum", "flash-maximum")
 BACKWARD_PROFILES: Mapping[bool, Sequence[str]] = {  # whether the type is narrow
-    True: (*_NARROW_PROFILES[:4], *OF_BACKWARD, *_OF_MAXIMA, *_NARROW_PROFILES[4:]),
+    True: (
+        *_NARROW_PROFILES[:4],
+        *OF_BACKWARD,
+        *_OF_MAXIMA,
+        "eager-upcast",
+        *_NARROW_PROFILES[4:],
+    ),
     False: (*_WIDE_PROFILES, _OF_MAXIMA[0]),
 }
 
@@ -54,7 +60,7 @@ FAMILIES = (
         *_OF_MAXIMA,
         *_DOUBLE_PROFILES,
     ),
-    ("eager", "eager-narrow"),
+    ("eager", "eager-narrow", "eager-upcast"),
     _ALL_TF32,
     ("fp8", "fp8-eager"),
     ("fp8-weights", "fp8-weights-eager"),

@@ -287,10 +287,7 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
                 least = _find_known_factors(kept, seen)
             left = np.where(whole > 0, 1 - spared / np.where(whole > 0, whole, 1.0), 1.0)
             shares = np.min(np.maximum(left, 0.0), -1, initial=1.0)
-        elif joint and (
-            # A softmax in float32 may keep weights that only products with values have rounded.
-            roundings.maximum or roundings.stepwise or may_be_tied(problem, index, roundings)
-        ):
+        elif joint and (roundings.maximum or may_be_tied(problem, index, roundings)):
             shares *= 0.0
         elif joint and roundings.knows_digits(True):
             least = _find_known_factors(kept, seen)

@@ -510,10 +510,10 @@ def backward(name, case, d_out, dtype, wrong=RIGHT, of_products=None, of_keys=Tr
     if back.delta != "weights":
         p = narrow(np.exp(again - lse), back.again)
     else:
-        p = narrow(kept, stepwise)
+        p = narrow(kept, stepwise and not back.upcast)
         if wrong.shift or wrong.seen or wrong.no_sink:
             p = narrow(np.exp(again - lse), stepwise)
-    out = KERNELS.get(name, flash)(case, dtype)[0]
+    out = KERNELS.get(name.removesuffix("-upcast"), flash)(case, dtype)[0]
     t = narrow(matrix(g, v.T), back.d_weights)
     if back.delta == "unrounded":
         delta = (given * flash(case, "float32", weights=dtype)[0]).sum(-1, keepdims=True, dtype=f32)

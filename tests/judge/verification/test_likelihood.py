@@ -244,7 +244,7 @@ def test_profiles_that_one_kernel_may_have():
 PAIRS = [  # forward, backward, and whether one kernel may do both
     ("flash", "eager", False), ("flash", "upcast", True), ("math", "flash-32", True),
     ("math", "eager-narrow", False), ("upcast", "eager", False), ("eager", "upcast", False),
-    ("eager", "eager-narrow", True),
+    ("eager", "eager-narrow", True), ("eager", "eager-upcast", True),
 ]  # fmt: skip
 
 
@@ -321,6 +321,16 @@ def test_what_wrong_rows_say_is_no_more_than_what_a_right_row_says():
     given = dump("eager", *arrays(18, 96, 128, 32, 1, 1), "bfloat16")
     given["out"][0, :10] = BF16(given["out"][0, :10] * (1 + 2.0**-5))
     assert next(iter(compared(given))) == "eager"
+
+
+@pytest.mark.parametrize("name", ["eager", "eager-upcast"])
+def test_whether_a_backward_pass_has_weights_as_they_were_rounded_is_told(name):
+    """Of values far from 0, of which D leaves little: the law of the other is far off."""
+    to, draw = FORMATS["float16"].round, np.random.default_rng(0).standard_normal
+    q, k, v, d_out = (to(draw((4, 33, 16))) for _ in range(4))
+    given = dump_gradients(name, q, k, to(np.abs(v) + 5), d_out, "float16", causal=True)
+    found = verify(**given, explain=False)
+    assert (found.verdict, found.parts["dq"].profile) == ("PASS", name)
 
 
 @pytest.mark.parametrize("name", ["eager", pytest.param("upcast", marks=pytest.mark.long)])

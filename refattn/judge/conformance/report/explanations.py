@@ -104,6 +104,7 @@ _VARIANTS = {  # by the other words of their names
     "unrounded": "D = d_out . out uses the output before it was rounded",
     "eager": "weights are divided by their sum before they are rounded",
     "narrow": "every step of the softmax is rounded too",
+    "upcast": "a backward pass has probabilities before they were rounded",
     "roots": "queries and keys are multiplied by the square root of the scale first",
     "truncated": "further bits are dropped, not rounded",
     "cast": "arrays in 8 bits are rounded to the storage type first",
