@@ -21,12 +21,14 @@ from ..causes.slips import (
     weigh_with_hidden,
     weigh_with_zeros,
 )
-from ..causes.wrong_rows import Sampled, differ
+from ..causes.wrong_rows import Sampled
 
 _EDGES = 128  # of intervals, at most, that are tried in pairs before they are made exact
 _TURNS = 4  # in which an edge is made exact, and then the other
 _ALIKE_EDGES = 12.0  # sum of squares of z, by which fits cannot be told apart
 _LEAST_SUM = 1e-9  # of the weights, over what it was
+
+Edges = npt.NDArray[np.int64]
 
 
 def list_lost_parts(problem: Problem) -> Iterator[Alternative]:
@@ -104,34 +106,37 @@ def find_interval(
     right: Doubles, sums: Doubles, got: Doubles, sizes: Doubles
 ) -> tuple[float, slice]:
     """Find the keys whose change brings some rows nearest to what they are, and how near."""
-    m = sums.shape[1] - 1
-
-    def rate(starts: Doubles, stops: Doubles) -> Doubles:
-        """Rate intervals, of which one edge may be the same in all: sums of squares of z."""
-        new = right[:, None] + sums[:, stops] - sums[:, starts]
-        with np.errstate(all="ignore"):
-            z = differ(new[..., 1:] / new[..., :1], got[:, None]) / sizes[:, None]
-            far = np.sum(np.where(new[..., :1] > _LEAST_SUM, z * z, math.inf), (0, 2))
-        return np.where(np.isnan(far), math.inf, far)
-
-    # In multiples of a step all pairs of edges are rated by products of what they add to errors.
-    edges = np.unique(np.append(np.arange(0, m, -(-m // _EDGES)), m))
+    m, mass = sums.shape[1] - 1, sums[..., 0]
     error = (right[:, 1:] - right[:, :1] * got) / sizes
-    added = (sums[:, edges, 1:] - sums[:, edges, :1] * got[:, None]) / sizes[:, None]
-    later = added + error[:, None]
-    with np.errstate(all="ignore"):
-        squares = np.sum(later**2, -1)[:, :, None] + np.sum(added**2, -1)[:, None]
-        squares -= 2 * later @ np.swapaxes(added, 1, 2)
-        total = right[:, None, :1] + sums[:, edges, :1] - np.swapaxes(sums[:, edges, :1], 1, 2)
-        far = np.sum(np.where(total > _LEAST_SUM, squares / total**2, math.inf), 0)
-    far[np.isnan(far) | (edges[:, None] <= edges)] = math.inf
+    added = (sums[..., 1:] - mass[..., None] * got[:, None]) / sizes[:, None]
+    size, along = np.sum(added * added, -1), (added @ error[..., None])[..., 0]
+    later = size + 2 * along + np.sum(error * error, -1)[:, None]
+    earlier = size - 2 * along
+
+    def rate(starts: Edges, stops: Edges) -> Doubles:
+        """Rate pairs of edges by products of what they add to errors: sums of squares of z."""
+        with np.errstate(all="ignore"):
+            squares = later[:, stops, None] + earlier[:, None, starts]
+            squares -= 2 * added[:, stops] @ np.swapaxes(added[:, starts], 1, 2)
+            total = right[:, :1, None] + mass[:, stops, None] - mass[:, None, starts]
+            far = np.sum(np.where(total > _LEAST_SUM, squares / (total * total), math.inf), 0)
+        return np.where(np.isnan(far) | (stops[:, None] <= starts), math.inf, far)
+
+    # First pairs of multiples of a step.
+    edges = np.unique(np.append(np.arange(0, m, -(-m // _EDGES)), m))
+    far = rate(edges, edges)
     stop, start = (int(edges[x]) for x in np.unravel_index(np.argmin(far), far.shape))
     every = np.arange(m + 1)
     for _ in range(_TURNS):
-        stop = _choose_round(rate(np.array([start]), every[start + 1 :]), start + 1, m)
-        start = _choose_round(rate(every[:stop], np.array([stop])), 0, m)
-    off = rate(np.array([start]), np.array([stop]))
-    return float(off[0]), slice(start, stop)
+        before = start, stop
+        stop = _choose_round(rate(np.array([start]), every[start + 1 :])[:, 0], start + 1, m)
+        start = _choose_round(rate(every[:stop], np.array([stop]))[0], 0, m)
+        if (start, stop) == before:
+            break
+    off = error + added[:, stop] - added[:, start]
+    total = right[:, :1] + (mass[:, stop] - mass[:, start])[:, None]
+    known = np.all(total > _LEAST_SUM)
+    return float(np.sum(np.square(off / total))) if known else math.inf, slice(start, stop)
 
 
 def _choose_round(far: Doubles, first: int, last: int) -> int:

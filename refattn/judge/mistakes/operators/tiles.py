@@ -345,14 +345,12 @@ def _keep_own_maximum(problem: Problem, edges: Sequence[int], rows: Rows) -> Sco
 
 def _sum_by(s: Doubles, v: Doubles, got: Doubles, size: int, keys: int) -> Doubles:
     """Sum over tiles of keys what each adds to an error; the last is what is beside the keys."""
-    w = np.exp(s)
-    starts = [*range(0, keys, size), keys]
-    return np.stack(
-        [
-            w[:, a:b] @ v[a:b] - np.sum(w[:, a:b], -1, keepdims=True) * got
-            for a, b in zip(starts, [*starts[1:], len(v)], strict=True)
-        ]
-    )
+    w, tiles = np.exp(s), -(-keys // size)
+    more = (0, tiles * size - keys)
+    of_tile = np.pad(w[:, :keys], ((0, 0), more)).reshape(-1, tiles, size).swapaxes(0, 1)
+    values = np.pad(v[:keys], (more, (0, 0))).reshape(tiles, size, -1)
+    parts = (of_tile, values), (w[None, :, keys:], v[None, keys:])
+    return np.concatenate([x @ y - np.sum(x, -1, keepdims=True) * got for x, y in parts])
 
 
 def mix_keys(right: ScoreText, other: ScoreText, keys: npt.NDArray[np.bool_], rows: Rows) -> Scored:
