@@ -119,6 +119,10 @@ def test_texts_say_what_formulas_say(name, monkeypatch):
         case, p, options = prepared(name, "none", 3, 6, mask, causal)
         formula = getattr(naive, case.fn.__name__)
         options = {x: y for x, y in options.items() if x != "sampled"}
+        if "bias" in options:
+            with pytest.raises(ValueError, match="`bias` must not be given for"):
+                rows.pose_text(formula, *p.arrays, options, name=name, **p.options)
+            continue
         want = formula(*p.arrays, **options, **p.options)
         text, orders = texts.TEXTS[formula]
         for order in orders:

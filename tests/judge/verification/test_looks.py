@@ -132,7 +132,7 @@ def test_numbers_that_are_wrong_everywhere_are_measured_by_some_rows(where, monk
 
 @pytest.mark.long
 def test_wrong_gradients_are_tried_on_all_rows_once(tried):
-    """Other profiles are ruled out by some rows of one head; those of right ones are not."""
+    """Other profiles are ruled out by some rows of one head."""
     (q, k, v), problem = posed(2, 1024)
     g = BF16(np.random.default_rng(1).standard_normal(q.shape))
     dq = vjp(softmax_attention, q, k, v)[1](g).q
@@ -143,5 +143,5 @@ def test_wrong_gradients_are_tried_on_all_rows_once(tried):
         found = judge_all(part, "bfloat16", ("math", "flash", "upcast"), hardware="ieee")
         assert found.verdict == verdict
         assert tried.count(2048) == 1
-        assert 512 in tried
+        assert (512 in tried) is (verdict == "FAIL")  # a glance, which right rows are spared
         tried.clear()

@@ -480,6 +480,9 @@ def list_other_numbers(back: Backward) -> Iterator[Candidate]:
     values, errors, right, of_keys, top, *made = every
     if not np.all(np.isfinite(values)):
         return
+    # A kernel may take D from an output that was rounded.
+    of_out = back.samples["dq"].unit * np.linalg.norm(made[0] * row_sizes(made[1]), axis=-1)
+    errors = np.hypot(errors, of_out)
     named = _relate(values, errors, (right, of_keys), made)
     # Where one key has nearly all of the weight, any error of it is as of another D.
     if named == _ANY and np.median(top) > _ONE_KEY:

@@ -57,7 +57,7 @@ def pose_text(
         x: y.default for x, y in signature(formula).parameters.items() if x not in _OF_EVERY_FORMULA
     }
     for option, x in given.items():
-        if x is not None and option not in own:
+        if x is not None and (option not in own or option == "bias"):  # of no text here
             raise ValueError(f"`{option}` must not be given for {name}, got {checks.describe(x)}.")
     values = own | dict(given) | numbers | {"causal": causal, "scale": scale}
     for option in (x for x, y in own.items() if y is Parameter.empty and given.get(x) is None):
