@@ -53,11 +53,6 @@ def _no_rows(x: Array, lead: tuple[int, ...]) -> Array:
     return array_namespace(x).zeros(shape, dtype=x.dtype, device=device(x))
 
 
-@as_written  # which leaves out empty chunks of arrays that came one by one
-def _reorder_axes(x: Array, order: tuple[int, ...]) -> Array:
-    return array_namespace(x).permute_dims(x, order)
-
-
 def _blocks_of_rows(named: Iterable[tuple[str, Array]], axis: Any) -> Iterator[Array]:
     """Check arrays and cut their rows into blocks (..., b, d), after one that is empty."""
     first, head = "", None
@@ -69,7 +64,8 @@ def _blocks_of_rows(named: Iterable[tuple[str, Array]], axis: Any) -> Iterator[A
         if head is None:
             first, head = name, _no_rows(x, lead)
             yield head
-        x = _reorder_axes(x, (*kept, *pooled, x.ndim - 1))
+        # Which leaves out empty chunks of arrays that came one by one.
+        x = as_written(xp.permute_dims)(x, (*kept, *pooled, x.ndim - 1))
         rows.joining_rows(name, x, len(pooled), first, head)
         # d rows take the room of the result; with less, small products would dominate.
         size = max(d, math.prod(block_shape(x)) // max(1, math.prod(lead) * d))
