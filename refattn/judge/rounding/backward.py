@@ -70,6 +70,7 @@ from .shares import sum_products
 
 _SUM_TOKENS = 256  # that are added at a time
 _CACHED_ROWS = 128  # whose pairs with these are analysed at a time
+_SURE_OF_NOISE = 3.0  # standard deviations of what is rounded
 _SURE_OF_GRADIENTS = 4.0  # standard deviations beyond which roundings are tied to each other
 
 
@@ -571,7 +572,11 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     spacing = np.zeros_like(total)
     if roundings.out is not None:
         spacing = roundings.out.spacing(total + rest)
-        variance, worst = (x + np.square(spacing) / 12 for x in (variance, worst))
+        # Where terms cancel, what is rounded is noise: its spacing is that of numbers as large.
+        variance, worst = (
+            x + np.square(roundings.out.spacing(np.hypot(total + rest, y * np.sqrt(x)))) / 12
+            for x, y in ((variance, 1.0), (worst, _SURE_OF_NOISE))
+        )
         bound, near = round_bound(roundings.out, total, bound), roundings.out.round(near)
     loose |= np.isinf(bound) | ~np.isfinite(near)
     near = np.where(loose, total + shift, near)

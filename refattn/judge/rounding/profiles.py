@@ -218,7 +218,15 @@ OF_BACKWARD = (
 _CAST = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")
 PROFILES = {**PROFILES, **{f"{x}-cast": PROFILES[x]._replace(inputs="storage") for x in _CAST}}
 # Keys and values are repeated for the query heads that share them, and gradients are then added.
-_BY_HEAD = (*_CAST, *OF_BACKWARD, "recomputed", "serial", "math-maximum", "flash-maximum")
+_BY_HEAD = (
+    *_CAST,
+    *OF_BACKWARD,
+    "eager-upcast",
+    "recomputed",
+    "serial",
+    "math-maximum",
+    "flash-maximum",
+)
 PROFILES = {**PROFILES, **{f"{x}-by-head": PROFILES[x]._replace(by_head=True) for x in _BY_HEAD}}
 # Recurrences in chunks of so many tokens: what is multiplied is rounded, states only if told.
 CHUNKS = (64, 16, 32, 128, 256)

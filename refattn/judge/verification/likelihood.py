@@ -61,7 +61,7 @@ _FLOOR = 1e-9  # of variances of directions, that is added to them
 _MUCH_LARGER = 2.0**16  # times, of which roundings are below the floor
 _ALONG = 16  # of a row, along which errors are compared
 _TRIED_SHARES = 0.7, 0.5, 0.35, 0.25, 0.12, 0.06, 0.03, 0.01, 0.0  # of weights, that are tried
-_VANISHES = 1e-6  # of the standard deviation, below which a gradient is 0
+_VANISHES = 1e-2  # of the standard deviation, below which a gradient is 0
 _HARDLY = 2.0**-10  # of a row: keys of such weights in all may be moved, or columns
 _CHANCE = 1e-2  # of a right profile to be taken for one that does not explain them
 

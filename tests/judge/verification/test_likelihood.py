@@ -241,6 +241,7 @@ def test_profiles_that_one_kernel_may_have():
     assert may_be_one("given", "given")
 
 
+LONG = pytest.mark.long
 PAIRS = [  # forward, backward, and whether one kernel may do both
     ("flash", "eager", False), ("flash", "upcast", True), ("math", "flash-32", True),
     ("math", "eager-narrow", False), ("upcast", "eager", False), ("eager", "upcast", False),
@@ -342,6 +343,17 @@ def test_gradients_of_equal_values_tell_no_profile(name):
     given = {"q": q, "k": k, "v": v, "d_out": d_out, "dtype": "bfloat16", "explain": False}
     assert verify(**given, **found).verdict == "UNDERPOWERED"
     assert verify(**given, **found | {"dv": 1.02 * found["dv"]}).parts["dv"].verdict == "FAIL"
+
+
+@pytest.mark.parametrize(
+    "seed", [4002501, pytest.param(4003980, marks=LONG), pytest.param(3005521, marks=LONG)]
+)
+def test_rows_whose_terms_cancel_tell_no_profile(seed):
+    """Where a weight is nearly 1, dq is what roundings in float32 leave."""
+    words, given = level_numbers.draw_file(seed)
+    assert words.startswith("eager")
+    assert "integers" in words
+    assert verify(**given, explain=False).verdict != "FAIL"
 
 
 def test_columns_that_no_rounding_moves_say_nothing_of_weights():

@@ -42,7 +42,12 @@ from ..operators.limits import (
     list_windows,
     rate_limits,
 )
-from ..operators.own_keys import list_few_keys, list_other_values, list_own_keys
+from ..operators.own_keys import (
+    list_factored_keys,
+    list_few_keys,
+    list_other_values,
+    list_own_keys,
+)
 from ..operators.pages import list_blocks_of_cache
 from ..operators.patterns import list_cuts, list_patterns, list_row_scales
 from ..operators.seen_keys import list_seen_keys
@@ -123,6 +128,7 @@ _PLAIN_LISTS: tuple[Callable[[Problem], Iterator[Alternative]], ...] = (
     list_sinks,
 )
 _OF_WRONG_ROWS = list_column_factors, list_columns, list_partial_sums
+_OF_KEYS = list_factored_keys, list_few_keys, list_other_values, list_cuts, list_patterns
 _ROUNDED: Mapping[str, Mapping[str, Any]] = {
     "sums of products are kept in float16": {"accumulate": "float16"},
     "sums of products are kept in bfloat16": {"accumulate": "bfloat16"},
@@ -156,8 +162,9 @@ class Explained(NamedTuple):
 
     @property
     def is_sure(self) -> bool:
-        """Whether it is no other mask in some rows alone."""
-        return self.everywhere or self.alternative.plain
+        """Whether it is no other mask, and no numbers of heads, in some rows alone."""
+        one = self.alternative
+        return self.everywhere or (one.plain and not (one.named and one.fitted))
 
 
 class Trials:
@@ -334,8 +341,7 @@ class Trials:
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
             rows = known_rows(self.posed) if self.posed.kind in ("scores", "map") else ()
             lists.append(filter(self.changes, list_edited(self.posed, rows)))
-        for listing in (list_few_keys, list_other_values, list_cuts, list_patterns):
-            lists.append(listing(problem, every, unit))
+        lists += [x(problem, every, unit) for x in _OF_KEYS]
         for listing_by in (list_row_scales, list_seen_keys, list_reweighed):
             lists.append(listing_by(problem, every, unit, self.about[1]))
         return [*lists, list_merged_more(problem, every, self.about[1])]

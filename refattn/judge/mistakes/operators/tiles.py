@@ -370,7 +370,8 @@ def describe_keys(keys: npt.NDArray[np.bool_], called: str = "keys") -> str:
     """Name some keys, or queries, by spans of them, of many the first."""
     edges = np.flatnonzero(np.diff(np.pad(keys.astype(int), 1)))
     spans = [describe_span(np.arange(*x)) for x in zip(edges[::2], edges[1::2], strict=True)]
-    for period in (x for x in (8, *TILE_SIZES) if len(spans) > 1 and 2 * x <= len(keys)):
+    periods = (2, 3, 4, 8, *TILE_SIZES) if len(spans) > 1 else ()
+    for period in (x for x in periods if 2 * x <= len(keys)):
         if np.array_equal(keys, np.resize(keys[:period], len(keys))):
             spans = [f"{describe_span(np.flatnonzero(keys[:period]))} of each {period}"]
             break

@@ -304,3 +304,28 @@ def test_sums_of_weights_that_are_wrong_in_both_results(factor, rows):
     found = verify(q=q, k=k, v=v, out=out, lse=lse.astype(np.float32), dtype="bfloat16")
     text = f"agrees if sums of weights are {factor} times what they should be, in out and in lse"
     assert found.suspects[0].text == text
+
+
+J = np.arange(M)
+FACTORS = {
+    "values of keys 40 to 59 are 1.25 times": ("values", np.where((J >= 40) & (J < 60), 1.25, 1)),
+    "values of keys 1 of each 3 are 0.9 times": ("values", np.where(J % 3 == 1, 0.9, 1)),
+    "values of some keys have factors: keys 0 to 31 1.5, keys 32 to 63 0.8, keys 64 to 95 1.1": (
+        "values", np.array([1.5, 0.8, 1.1])[J // 32]),
+    "scores of keys 64 to 95 are 2 times": ("scores", np.where(J >= 64, 2.0, 1)),
+    "scores of keys 1 of each 2 are 0.8 times": ("scores", np.where(J % 2, 0.8, 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sinks", [None, np.array([1.0, 2.0])])
+@pytest.mark.parametrize("words", FACTORS)
+@pytest.mark.long(*[x for x in FACTORS if "64 to 95 are" not in x])
+def test_keys_that_have_a_factor_of_their_own(words, sinks):
+    """As a scale of a quantised block is missing, or that of another block."""
+    of, c = FACTORS[words]
+    rng = np.random.default_rng(3)
+    q, k, v = (BF16(rng.standard_normal((HEADS, x, 2 * D))) for x in (N, M, M))
+    given = {"q": q, "k": k, "v": v, "sinks": sinks}
+    changed = {"k" if of == "scores" else "v": (k if of == "scores" else v) * c[:, None]}
+    out = BF16(attend(**given | changed, scale=(2 * D) ** -0.5).out)
+    assert words in verify(**given, out=out, dtype="bfloat16").suspects[0].text
