@@ -15,8 +15,7 @@ from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
 from ..operators.arrays import list_row_strides
 from ..operators.strides import PADDED_TO, list_overlapping, list_strides
-from .changed_inputs import list_narrow, list_scales, list_undivided
-from .choices import list_choices, list_merges
+from .changed_inputs import list_choices, list_merges, list_narrow, list_scales, list_undivided
 from .sampled import Alternative, Bias, Place, Result, Rows, Seen, attend, pad_sum, show_band
 from .sequences import fill_tiles, list_packed, one_sequence, within_sequences
 from .wrong_rows import thin

@@ -24,6 +24,7 @@ from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ...verification.findings import Part
 from ..operators.maps import list_head_rules
+from ..operators.sums import Terms, stack_terms
 from .alternatives import list_alternatives
 from .fitted import Tiles, count_tiles
 from .heads import list_by_rules
@@ -395,14 +396,14 @@ class Backward:
 
     def _sum_by_tiles(self, of: str, x: Sampled, size: int) -> Doubles:
         """Sum over tiles of keys, or of queries, what each adds to rows, which are the last."""
-        sums = np.concatenate([self.sum_tiles(of, x, size), -x.got[..., None]], -1)
-        size_of = self.samples[of].unit * row_sizes(np.sum(sums[..., :-1], -1))
-        return np.asarray(divide(sums, size_of[..., None]))
+        sums = self.sum_tiles(of, x, size)
+        size_of = self.samples[of].unit * row_sizes(np.sum(sums, 0))
+        return np.moveaxis(divide(np.concatenate([sums, -x.got[None]]), size_of), 0, -1)
 
     def sum_tiles(
         self, of: str, x: Sampled, size: int, by: int = 0, one: Candidate | None = None
     ) -> Doubles:
-        """Sum over tiles of keys, or of queries, what each adds to rows: (rows, columns, tiles).
+        """Sum over tiles of keys, or of queries, what each adds to rows: (tiles, rows, columns).
 
         Or what its weights times the rows of the tile add that is so many tiles later; 0 beyond.
         """
@@ -412,8 +413,17 @@ class Backward:
             inside = (at >= 0) & (at < len(rows))
             rows = np.where(inside[:, None], rows[at % len(rows)], 0.0)
             tiles = blocks(0, len(rows), size)
-            total = total + np.stack([weights[:, j] @ rows[j] for j in tiles], -1)
+            total = total + np.stack([weights[:, j] @ rows[j] for j in tiles])
         return np.asarray(total)
+
+    def stack_ways(self, ways: Sequence[Candidate], of: str, some: Sequence[Sampled]) -> Terms:
+        """Stack what candidates give for some rows, and these rows, as in `stack_terms`."""
+
+        def compute(x: Sampled) -> Terms:
+            at, i = x.rows.at, x.rows.queries
+            return np.stack([self.predict(one, of, at, i) for one in ways]), x.got
+
+        return stack_terms(some, self.samples[of].unit, compute)
 
     def _read_tiles(
         self,

@@ -31,7 +31,6 @@ from ..operators.backward_counts import (
 from ..operators.backward_places import (
     FITTED_ROWS,
     GROUPED_PAIRS,
-    OFF_COUNTS,
     list_limited,
     list_moved_terms,
     list_of_tiles,
@@ -39,13 +38,14 @@ from ..operators.backward_places import (
     list_read_elsewhere,
 )
 from ..operators.intervals import find_interval
-from ..operators.tiles import describe_keys
+from ..operators.sums import describe_keys, fit_counts
 from .backward import (
     LSE_AND_DELTA,
     Backward,
     Candidate,
     HeadPass,
     Lookup,
+    Shares,
     compute_gradient,
     count_once,
     factor_gradient,
@@ -54,10 +54,9 @@ from .backward import (
     share_like,
 )
 from .edited import EditedHeads, as_clause, known_rows
-from .places import list_places
+from .places import as_suspect, list_places, say_what_is_left
 from .sampled import Alternative, Rows
 from .slips import name_keys
-from .suspects import as_suspect, say_what_is_left
 from .wrong_rows import (
     Comparison,
     Sample,
@@ -305,26 +304,14 @@ def _fit_times(back: Backward, of: str, x: Sampled) -> dict[Index, int] | None:
     few = heads <= _MOST_QUERY_HEADS and heads * n * m <= GROUPED_PAIRS
     every = [(*own[0][:-1], h) for h in range(heads)] if few else own
 
-    def alone(head: Index) -> Doubles:
-        one = Candidate("", share=lambda _: [(head, 1.0)])
-        return back.predict(one, of, x.rows.at, x.rows.queries)
+    # What each head would give alone.
+    alone = [Candidate("", share=partial(_take_head, y)) for y in every]
+    counts = fit_counts(*back.stack_ways(alone, of, [x]), [y in own for y in every], _OFTENEST)
+    return None if counts is None else {y: int(c) for y, c in zip(every, counts, strict=True) if c}
 
-    size = back.samples[of].unit * row_sizes(x.got)
-    # What each head would give alone, in units of roundings.
-    columns = np.stack([(alone(y) / size).ravel() for y in every], -1)
-    with np.errstate(all="ignore"):
-        got = (x.got / size).ravel()
-    if not np.all(np.isfinite(columns)) or not np.all(np.isfinite(got)):
-        return None
-    fitted = np.linalg.lstsq(columns, got, rcond=None)[0]
-    # Heads count a whole number of times.
-    counts = np.rint(fitted)
-    left = got - columns @ counts
-    if np.max(np.abs(fitted - counts)) > OFF_COUNTS or np.mean(left * left) > _SQUARE:
-        return None
-    if np.any((counts < 0) | (counts > _OFTENEST)):
-        return None
-    return {y: int(c) for y, c in zip(every, counts, strict=True) if c}
+
+def _take_head(head: Index, _: object) -> Shares:
+    return [(head, 1.0)]
 
 
 def _describe_weights(

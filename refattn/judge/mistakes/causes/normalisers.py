@@ -17,10 +17,9 @@ from ...verification.findings import ONLY_IN, Numbers, Suspect
 from ..operators.maps import Map, list_heads_read, list_maps, write_shift
 from ..operators.strides import PADDED_TO, list_swaps
 from .alternatives import SLOPES, list_alternatives
-from .places import list_rows
+from .places import as_suspect, list_rows
 from .sampled import Alternative, Result, Rows, answer_places, read_heads
 from .slips import NORMALISERS, PARTS
-from .suspects import as_suspect
 from .wrong_rows import FAR, Sample, Sampled, differ, divide, error_of_lse, finite, thin
 
 _HEADS, _ROWS_OF_EACH = 32, 8  # that are compared, at most

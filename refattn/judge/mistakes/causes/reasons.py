@@ -37,6 +37,7 @@ from .gradients import explain_backward
 from .normalisers import name_offset, share_of_offset
 from .places import (
     analyse_sample,
+    as_suspect,
     describe_place,
     find_coarse,
     find_common_factor,
@@ -46,11 +47,11 @@ from .places import (
     remark_normalisers,
     remark_stale,
     remark_zeros,
+    say_what_is_left,
 )
 from .sampled import Alternative
 from .search import SearchTask, leave_roundings, search_causes, search_without_zeros
 from .states import explain_states
-from .suspects import as_suspect, say_what_is_left
 from .trials import ERRORS, say_of_weights
 from .wrong_rows import Sample, are_zero, tell_causes
 

@@ -21,20 +21,21 @@ from ...rounding.softmax import analyse_softmax
 from ...verification.empty_rows import fit_convention
 from ...verification.findings import Numbers, name_number
 from ..defects.catalogue import Mutant
-from ..operators.arrays import list_reads, list_rings, list_sinks
-from ..operators.classes import (
-    list_merged_more,
-    list_partial_sums,
-    list_reweighed,
-    list_stale_weights,
+from ..operators.arrays import (
+    list_column_factors,
+    list_columns,
+    list_reads,
+    list_rings,
+    list_sinks,
+    list_widths,
 )
-from ..operators.columns import list_column_factors, list_columns, list_widths
+from ..operators.classes import list_merged_more, list_partial_sums, list_reweighed
 from ..operators.exponentials import (
     list_powers,
     list_rounded_by_tiles,
     list_weights,
 )
-from ..operators.intervals import list_intervals, list_lost_parts
+from ..operators.intervals import list_intervals, list_lost_parts, list_spans
 from ..operators.limits import (
     list_mask_ends,
     list_own_limits,
@@ -42,22 +43,23 @@ from ..operators.limits import (
     list_windows,
     rate_limits,
 )
-from ..operators.own_keys import list_few_keys, list_other_values, list_own_keys
 from ..operators.pages import list_blocks_of_cache
 from ..operators.patterns import list_cuts, list_patterns, list_row_scales
-from ..operators.seen_keys import list_seen_keys
-from ..operators.spans import list_spans
+from ..operators.seen_keys import list_few_keys, list_other_values, list_own_keys, list_seen_keys
 from ..operators.strides import list_addresses, list_swaps
-from ..operators.tiles import (
-    list_crossed_parts,
-    list_moved_tiles,
-    list_scoped,
-)
+from ..operators.sums import list_crossed_parts, list_moved_tiles, list_scoped, list_stale_weights
 from .alternatives import list_added, list_alternatives, list_families, list_halves
 from .changed_inputs import list_mixed_columns, list_normalised, list_rotated, list_smoothed
 from .edited import known_rows, list_edited
-from .fills import STARTS, list_filled, list_fills, rate_fill
-from .fitted import list_counted, list_wrong_tiles, sum_by_tiles
+from .fitted import (
+    STARTS,
+    list_counted,
+    list_filled,
+    list_fills,
+    list_wrong_tiles,
+    rate_fill,
+    sum_by_tiles,
+)
 from .heads import describe_numbers, list_exchanged, list_of_heads, list_other_places
 from .normalisers import follow_normalisers
 from .sampled import Alternative, Place, Result, Rows, Seen, attend

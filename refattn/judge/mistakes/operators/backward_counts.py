@@ -17,14 +17,13 @@ from ..causes.backward import Backward, Candidate, HeadPass, Kept, Lookup
 from ..causes.sampled import Alternative, Place, Seen
 from ..causes.slips import PARTS, TILE_SIZES
 from ..causes.wrong_rows import Sampled, row_sizes, thin
-from .backward_places import GROUPED_PAIRS, OFF_COUNTS
-from .tiles import describe_keys
+from .backward_places import GROUPED_PAIRS
+from .sums import Terms, describe_keys, fit_counts, stack_terms
 
 _ROWS_COUNTED, _HEADS_COUNTED = 16, 4  # by which counts are known
 _MOST_GROUPS = 8  # of columns
 _LEFT_BY_COUNTS = 9.0  # mean square of z, at most
 _FEWEST_KEYS, _CHUNKS_NAMED = 4, 2  # of a chunk; chunks of queries that are named
-_TOLD_COUNT = 30.0  # root of the sum of squares of z by which a count is known
 _NO_WEIGHT = 1e-9  # times what it should be
 COUNTS = {0: "are left out", 2: "count twice", 3: "count 3 times", 4: "count 4 times"}
 HowOften = npt.NDArray[np.int64]
@@ -35,24 +34,6 @@ def _take_few(back: Backward, of: str) -> list[Sampled]:
     return [x.take(thin(np.arange(len(x.got)), _ROWS_COUNTED)) for x in wrong]
 
 
-def _fit_counts(terms: Doubles, got: Doubles, usual: Seen) -> HowOften | None:
-    """Fit how often terms, (numbers, terms), count; those that do not matter count as usual."""
-    if not len(got):
-        return usual.astype(int)
-    known = np.sqrt(np.sum(terms * terms, 0)) > _TOLD_COUNT
-    if not (np.all(np.isfinite(terms)) and np.all(np.isfinite(got))) or len(got) < 2 * np.sum(
-        known
-    ):
-        return None
-    rest = got - terms[:, ~known] @ usual[~known]
-    fitted, counts = np.linalg.lstsq(terms[:, known], rest, rcond=None)[0], usual.astype(int)
-    counts[known] = np.rint(fitted)
-    left = got - terms @ counts
-    whole = np.max(np.abs(fitted - counts[known]), initial=0.0) < OFF_COUNTS
-    near = np.mean(left * left) < _LEFT_BY_COUNTS
-    return counts if whole and near and np.all(counts >= 0) else None
-
-
 def list_columns_counted(back: Backward) -> Iterator[Candidate]:
     """List passes in which columns count otherwise in d_out . v, or in D = d_out . out."""
     of, d_v = "dq" if "dq" in back.failed else "dk", back.first.forward.shape[2]
@@ -61,26 +42,19 @@ def list_columns_counted(back: Backward) -> Iterator[Candidate]:
         return
     group = np.arange(d_v) // -(-d_v // _MOST_GROUPS)
     each, none = [1.0 * (group == x) for x in range(group[-1] + 1)], np.zeros(d_v)
-    ways = [(x, none) for x in each] + [(none, x) for x in each]
-    columns, rest = [], []
-    for x in some:
-        size = back.samples[of].unit * row_sizes(x.got)
-        ones = (Candidate("", change=partial(_weigh_columns, *y)) for y in ways)
-        sums = (back.predict(y, of, x.rows.at, x.rows.queries) for y in ones)
-        columns.append(np.stack([(y / size).ravel() for y in sums], -1))
-        rest.append((x.got / size).ravel())
-    counts = _fit_counts(np.concatenate(columns), np.concatenate(rest), np.ones(len(ways), bool))
+    pairs = [(x, none) for x in each] + [(none, x) for x in each]
+    ways = [Candidate("", change=partial(_weigh_columns, *x)) for x in pairs]
+    counts = fit_counts(*back.stack_ways(ways, of, some), np.ones(len(ways)))
     both = [] if counts is None else np.split(counts, 2)
     if all(len({*x.tolist()}) == 1 for x in both):  # a factor is no count
         return
     words = []
     for count, name in zip(both, ("d_out . v", "D = d_out . out"), strict=True):
         for c in np.unique(count[count != 1]).tolist():
-            often = COUNTS.get(c, f"count {c} times")
+            often = COUNTS.get(c, f"count {c:g} times")
             some_of = name_span("columns", np.flatnonzero((count == c)[group]))
             words.append(f"{'all columns' if np.all(count == c) else some_of} {often} in {name}")
-    of_v, of_d = (x[group].astype(float) for x in both)
-    change = partial(_weigh_columns, of_v, of_d)
+    change = partial(_weigh_columns, both[0][group], both[1][group])
     yield Candidate(f"in the backward pass {' and '.join(words)}", change=change)
 
 
@@ -102,28 +76,17 @@ def list_chunks_seen(back: Backward) -> Iterator[Candidate]:
         return
     free = len(back.forward)
     back.forward.append(Alternative("", forward._replace(causal=False, window=(None, None))))
-    terms = [
-        next(iter(back.list_factors(Candidate("", free), "dq", x.rows.at, x.rows.queries)))
-        for x in thin(wrong, _HEADS_COUNTED)
-    ]
     for size in dict.fromkeys(-(-m // x) for x in PARTS if m // x >= _FEWEST_KEYS):
-        parts, j = -(-m // size), np.arange(m)
+        parts = -(-m // size)
         shown = np.zeros((parts, 2 * parts), int)
         for r in range(parts):
-            columns, rest = [], []
-            for x, (weights, rows) in zip(wrong, terms, strict=False):
-                at = thin(np.flatnonzero(x.rows.queries // size == r), _ROWS_COUNTED)
-                size_of = back.samples["dq"].unit * row_sizes(x.got[at])
-                late = j % size > x.rows.queries[at, None] % size
-                sums = [
-                    (weights[at] * (y & (j // size == c))) @ rows / size_of
-                    for y, c in product((~late, late), range(parts))
-                ]
-                columns.append(np.stack(sums, -1).reshape(-1, 2 * parts))
-                rest.append((x.got[at] / size_of).ravel())
+            here = (x.take(x.rows.queries // size == r) for x in thin(wrong, _HEADS_COUNTED))
+            some = [x.take(thin(np.arange(len(x.got)), _ROWS_COUNTED)) for x in here if len(x.got)]
+            add = partial(_sum_chunks, back, Candidate("", free), parts, size)
             usual = np.append(np.arange(parts) <= r, np.arange(parts) < r) | (not forward.causal)
-            counts = _fit_counts(np.concatenate(columns), np.concatenate(rest), usual)
-            if counts is None or np.max(counts) > 1:
+            terms = stack_terms(some, back.samples["dq"].unit, add) if some else None
+            counts = usual if terms is None else fit_counts(*terms, usual, 1)
+            if counts is None:
                 break
             shown[r] = counts
         else:
@@ -132,6 +95,15 @@ def list_chunks_seen(back: Backward) -> Iterator[Candidate]:
             text = f"in the backward pass {_describe_chunks(shown, size)} (lse and out are right)"
             yield Candidate(text, len(back.forward) - 1)
             return
+
+
+def _sum_chunks(back: Backward, free: Candidate, parts: int, size: int, x: Sampled) -> Terms:
+    """Sum what chunks of keys up to the own place of queries add to rows, and then later ones."""
+    ((weights, rows),) = back.list_factors(free, "dq", x.rows.at, x.rows.queries)
+    j = np.arange(len(rows))
+    late = j % size > x.rows.queries[:, None] % size
+    kinds = product((~late, late), range(parts))
+    return np.stack([(weights * (y & (j // size == c))) @ rows for y, c in kinds]), x.got
 
 
 def _show_chunks(shown: HowOften, size: int, x: Place) -> Seen:
@@ -187,14 +159,14 @@ def list_other_normalisers(back: Backward) -> Iterator[Candidate]:
     best: list[tuple[float, int, slice, list[Doubles]]] = []
     for size in dict.fromkeys(-(-m // x) for x in PARTS if m // x >= _FEWEST_KEYS):
         sums = [back.sum_tiles("dq", x, size) for x in wrong]
-        count = sums[0].shape[-1]
+        count = len(sums[0])
         for first, last in combinations(range(count + 1), 2):
             if last - first == count:  # of all keys the row has a factor
                 continue
             off = before = 0.0
             factors = list[Doubles]()
             for x, y in zip(wrong, sums, strict=True):
-                part, exact = np.sum(y[..., first:last], -1), np.sum(y, -1)
+                part, exact = np.sum(y[first:last], 0), np.sum(y, 0)
                 scale, rest = back.samples["dq"].unit * row_sizes(x.got), x.got - exact + part
                 f = np.sum(part * rest / scale**2, -1) / np.sum(part * part / scale**2, -1)
                 factors.append(np.maximum(f, _NO_WEIGHT))

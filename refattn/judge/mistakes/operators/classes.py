@@ -19,7 +19,7 @@ from ..causes.places import by_row
 from ..causes.sampled import Alternative, Result, Rows, attend, take_rows
 from ..causes.slips import TILE_SIZES, list_parts, merge_parts, score_all, weigh_keys
 from ..causes.wrong_rows import Sampled, finite, row_sizes, thin
-from .tiles import choose_columns, describe_keys
+from .sums import choose_columns
 
 _CLASS_PERIODS = (2, 4, 8, 16, 32, 64, 48, 24, 96, 128)  # of keys of which some are a class
 _ROWS_OF_CLASS, _HEADS_OF_CLASS = 32, 4
@@ -94,7 +94,7 @@ def _choose_classes(
         found.append((of_sums.reshape(len(sums), -1), exact[:, columns].ravel()))
     sums, whole = (np.concatenate(x, -1) for x in zip(*found, strict=True))
     chosen = choose_columns(sums, whole)
-    return None if chosen is None else np.isin(np.arange(group.max() + 1), chosen)
+    return None if chosen is None else chosen > 0
 
 
 def _divide_by_some(problem: Problem, lost: Mapping[Index, Doubles], rows: Rows) -> Result:
@@ -105,45 +105,6 @@ def _divide_by_some(problem: Problem, lost: Mapping[Index, Doubles], rows: Rows)
         return exact
     kept = 1 - weigh_keys(head, exact.lse) @ of_head[0]
     return exact._replace(out=exact.out / np.where(kept > _NO_SUM, kept, np.nan))
-
-
-def list_stale_weights(
-    problem: Problem, wrong: Sequence[Sampled], unit: float
-) -> Iterator[Alternative]:
-    """List kernels that multiply values of some tiles by the weights of the tile before."""
-    m = problem.shape[1]
-    for size in (x for x in TILE_SIZES if 2 * x <= m):
-        columns, rest = [], []
-        for x in wrong:
-            scale = unit * row_sizes(x.got)
-            exact, added = _add_stale(problem, size, x.rows)
-            columns.append((added / scale).reshape(len(added), -1))
-            rest.append(((x.got - exact.out) / scale).ravel())
-        chosen = choose_columns(np.concatenate(columns, -1), np.concatenate(rest), False)
-        if chosen is not None:
-            keys = describe_keys(np.isin(np.arange(m) // size, chosen))
-            text = f"values of {keys} meet the weights of the {size} keys before, not rescaled"
-            yield Alternative(text, problem, answer=partial(_attend_stale, problem, size, chosen))
-
-
-def _add_stale(problem: Problem, size: int, rows: Rows) -> tuple[Result, Doubles]:
-    """Return what each tile adds to a result with the weights of the tile before, over its own."""
-    head = take_rows(problem, rows)
-    exact, s, m = attend(head), score_all(head), head.keys
-    starts = np.arange(0, m, size)
-    tops = finite(np.maximum.accumulate(np.maximum.reduceat(s[:, :m], starts, -1), -1))
-    added = [0 * exact.out]
-    for t, j in enumerate(starts[1:].tolist(), 1):
-        v = head.v[j : min(j + size, m)]
-        before, own = s[:, j - size :][:, : len(v)], s[:, j : j + len(v)]
-        moved = before + (tops[:, t] - tops[:, t - 1])[:, None]
-        added.append((np.exp(moved - exact.lse[:, None]) - np.exp(own - exact.lse[:, None])) @ v)
-    return exact, np.stack(added)
-
-
-def _attend_stale(problem: Problem, size: int, tiles: npt.NDArray[np.int64], rows: Rows) -> Result:
-    exact, added = _add_stale(problem, size, rows)
-    return exact._replace(out=exact.out + np.sum(added[tiles], 0))
 
 
 def list_reweighed(

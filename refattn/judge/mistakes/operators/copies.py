@@ -16,7 +16,7 @@ from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...rounding.roundings import Roundings
 from ...verification.findings import Numbers, Suspect, describe_span, name_span
-from ..causes.suspects import as_suspect
+from ..causes.places import as_suspect
 from ..causes.wrong_rows import FAR, Sample, differ, divide, row_sizes, thin
 
 _POOL, _HEADS = 2**24, 4  # pairs of rows that are compared, and wrong heads, at most

@@ -27,7 +27,7 @@ from ...verification.findings import Numbers, name_span
 from ..causes.sampled import Alternative, Place, Result, Rows, Seen, attend, take_rows
 from ..causes.slips import weigh_keys
 from ..causes.wrong_rows import Sampled, row_sizes, thin
-from .own_keys import describe_counts, name_runs
+from .seen_keys import describe_counts, name_runs
 
 _HEADS, _ROWS, _NUMBERS = 8, 128, 2**20  # that are looked at, and terms of a head
 _LEFT_BY_PATTERN = 4.0  # mean square of z, at most

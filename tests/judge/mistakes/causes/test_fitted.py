@@ -7,8 +7,8 @@ import pytest
 
 import refattn
 from refattn.judge import verify
+from refattn.judge.mistakes.causes.places import as_suspect
 from refattn.judge.mistakes.causes.reasons import order_suspects, tidy_fits
-from refattn.judge.mistakes.causes.suspects import as_suspect
 from refattn.judge.verification import Suspect
 from tests.judge.mistakes.causes.kernels import BF16, draw, fused, hide, scores
 

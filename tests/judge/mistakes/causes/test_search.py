@@ -8,7 +8,7 @@ import pytest
 
 from refattn import softmax_attention
 from refattn.judge import verify
-from refattn.judge.mistakes.causes.suspects import as_suspect, say_what_is_left
+from refattn.judge.mistakes.causes.places import as_suspect, say_what_is_left
 from refattn.judge.mistakes.causes.trials import Trials
 from refattn.judge.mistakes.causes.wrong_rows import stay_wrong
 from refattn.judge.rounding.formats import FORMATS

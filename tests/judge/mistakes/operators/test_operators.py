@@ -13,7 +13,7 @@ from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.mistakes.causes import trials  # isort: skip
 from refattn.judge.mistakes.causes.sampled import Rows  # isort: skip
 from refattn.judge.mistakes.causes.wrong_rows import Sampled  # isort: skip
-from refattn.judge.mistakes.operators import spans  # isort: skip
+from refattn.judge.mistakes.operators import intervals  # isort: skip
 from tests.judge.mistakes.causes.kernels import (
     BF16,
     ahead,
@@ -486,7 +486,7 @@ def test_the_first_of_two_spans_is_found_again_beside_the_second():
     found = np.where((j > 33) & (j < 42), s + 2, np.where((j > 10) & (j < 18), -np.inf, s))
     got = np.exp(found) @ v / np.sum(np.exp(found), -1, keepdims=True)
     x = Sampled(Rows((0,), np.arange(3), j), got, None, np.ones(3, bool), np.ones(3, bool))
-    read = spans._find_spans(lambda _: (s, v), ways, [x], 1e-3)
+    read = intervals._find_spans(lambda _: (s, v), ways, [x], 1e-3)
     assert {y.words: y.keys for y in read} == {"lost": slice(11, 18), "larger": slice(34, 42)}
 
 
