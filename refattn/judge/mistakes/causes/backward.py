@@ -26,7 +26,6 @@ from ...verification.findings import Part
 from ..operators.maps import list_head_rules
 from ..operators.sums import Terms, stack_terms
 from .alternatives import list_alternatives
-from .fitted import Tiles, count_tiles
 from .heads import list_by_rules
 from .sampled import Alternative, Result, Rows
 from .sequences import list_later_queries
@@ -36,12 +35,9 @@ from .wrong_rows import (
     Sample,
     Sampled,
     compare_outputs,
-    divide,
     draw_sample,
-    find_tiles,
     finite,
     list_wrong,
-    row_sizes,
     stay_wrong,
 )
 
@@ -372,34 +368,6 @@ class Backward:
             factors = factor_gradient(again, left, wanted, one.tile)
             yield weight * factors[0], factors[1]
 
-    def list_counted(self) -> Iterator[Candidate]:
-        """List passes in which tiles of keys count otherwise in dq, or of queries in dk and dv."""
-        for of in sorted(self.failed, key=lambda x: x != "dq"):
-            forward, rows = self.gradients[of].forward, self.parts[of].problem.rows
-            n, m, d = forward.shape
-            # Beside a head without wrong rows, tiles that are wrong in every other are found, too.
-            length = find_tiles(np.pad(self.samples[of].wrong, ((0, 1), (0, 0))))
-            turned = forward if of == "dq" else forward._replace(shape=(m, n, d))
-            columns = partial(self._sum_by_tiles, of)
-            found = count_tiles(turned, self.list_wrong(of), columns, length)
-            if found is None or len({c for x in found.counts.values() for c in x.tolist()}) == 1:
-                continue  # a factor is no count
-            found = found._replace(rows=rows)
-            text = f"in the backward pass {found.describe(forward)}"
-            if of == "dq" and m % found.size == 0 and (read := found.pair()):
-                yield Candidate(text, answer=partial(self._read_tiles, read, found))
-            heads = self.gradients[of].heads
-            every = {(y, at): c for (x, at), c in found.counts.items() for y in heads[x]}
-            bias = found._replace(counts=every).add
-            self.forward.append(Alternative(text, forward, bias=bias))
-            yield Candidate(text, len(self.forward) - 1)
-
-    def _sum_by_tiles(self, of: str, x: Sampled, size: int) -> Doubles:
-        """Sum over tiles of keys, or of queries, what each adds to rows, which are the last."""
-        sums = self.sum_tiles(of, x, size)
-        size_of = self.samples[of].unit * row_sizes(np.sum(sums, 0))
-        return np.moveaxis(divide(np.concatenate([sums, -x.got[None]]), size_of), 0, -1)
-
     def sum_tiles(
         self, of: str, x: Sampled, size: int, by: int = 0, one: Candidate | None = None
     ) -> Doubles:
@@ -424,28 +392,6 @@ class Backward:
             return np.stack([self.predict(one, of, at, i) for one in ways]), x.got
 
         return stack_terms(some, self.samples[of].unit, compute)
-
-    def _read_tiles(
-        self,
-        read: Mapping[tuple[Index, int], Sequence[int]],
-        tiles: Tiles,
-        of: str,
-        index: Index,
-        heads: Sequence[Index],
-    ) -> Doubles:
-        """Compute a gradient in which queries read tiles of keys in the place of others."""
-        (n, m, _), plain = self.gradients[of].forward.shape, Alternative("", self.first.forward)
-        rows = self.parts[of].problem.shape
-        total = np.zeros((rows[0], rows[2]))
-        for head, i in product(heads, blocks(0, n, tiles.length)):
-            (back, kept), queries = self.keep(of, head), np.arange(i.start, i.stop)
-            sources = read.get((head, i.start // tiles.length), range(m // tiles.size))
-            for j, source in zip(blocks(0, m, tiles.size), sources, strict=True):
-                keys = source * tiles.size + np.arange(tiles.size)
-                again = BackwardHead(plain.head(Rows(head, queries, keys)), back.d_out[i], None)
-                left = Kept(*(x[i] for x in kept))
-                total[i if of == "dq" else j] += compute_gradient(again, left, of)
-        return total
 
     def find_left(self, one: Candidate, of: str) -> tuple[list[Index], int]:
         """Find wrong rows, of so many, that a candidate leaves wrong."""

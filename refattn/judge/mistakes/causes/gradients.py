@@ -26,6 +26,7 @@ from ..operators.backward_counts import (
     list_chunks_seen,
     list_columns_counted,
     list_other_normalisers,
+    list_tiles_counted,
     list_transposed,
 )
 from ..operators.backward_places import (
@@ -66,7 +67,6 @@ from .wrong_rows import (
     divide,
     fit_number,
     row_sizes,
-    thin,
 )
 
 _SQUARE, _SHARE, _LIKE = 9.0, 0.95, 0.8  # of z, at most; of the error, and of the change, at least
@@ -282,7 +282,7 @@ def _list_weighed(back: Backward) -> Iterator[Candidate]:
         heads = back.gradients[of].heads
         if max(map(len, heads.values()), default=1) == 1:
             return
-        some = [x.take(thin(np.arange(len(x.got)), FITTED_ROWS)) for x in back.list_wrong(of)]
+        some = [x.few(FITTED_ROWS) for x in back.list_wrong(of)]
         fitted = {x.rows.at: _fit_times(back, of, x) for x in some}
         counts = {at: x for at, x in fitted.items() if x is not None}
         if len(counts) < len(fitted):
@@ -531,7 +531,7 @@ _LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
     _list_masked,
     _list_weighed,
     _list_lost,
-    Backward.list_counted,
+    list_tiles_counted,
     _list_rescaled,
     list_read_elsewhere,
     _list_rounded_scores,

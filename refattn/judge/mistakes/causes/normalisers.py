@@ -13,7 +13,7 @@ from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
-from ...verification.findings import ONLY_IN, Numbers, Suspect
+from ...verification.findings import ONLY_IN, Numbers, Suspect, name_first
 from ..operators.maps import Map, list_heads_read, list_maps, write_shift
 from ..operators.strides import PADDED_TO, list_swaps
 from .alternatives import SLOPES, list_alternatives
@@ -26,7 +26,7 @@ _HEADS, _ROWS_OF_EACH = 32, 8  # that are compared, at most
 _SEVERAL = 2  # numbers, at least, that are those of other heads
 _STEPS, _LEAST_STEP = 3, 1e-7  # of a number that follows log normalisers; of it, each at least
 _MOST_ERRORS = 8.0  # how far it may move: those of a few rows alone are hardly known
-_FEWEST_OFF, _HEADS_NAMED = 4, 3  # rows of a head; heads that are named
+_FEWEST_OFF = 4  # rows of a head
 _EQUAL = 1e-3  # relative distance of equal numbers
 Lse = Callable[[Rows], Result]
 
@@ -265,5 +265,4 @@ def _say_how_large(problem: Problem, found: Mapping[Index, float], text: str) ->
             times = f"{c:.4g}{words}" if abs(c - 1) > _EQUAL or not words else words[7:]
             return f"larger by {times}{text}"
     each = [f"{c:.4g} in head {place(x)}" for x, c in found.items()]
-    more = f" and so on in {len(each) - _HEADS_NAMED} more" if len(each) > _HEADS_NAMED else ""
-    return f"larger by a number of each head{text}, {', '.join(each[:_HEADS_NAMED])}{more}"
+    return f"larger by a number of each head{text}, {name_first(each)}"

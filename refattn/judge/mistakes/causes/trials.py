@@ -53,12 +53,10 @@ from .changed_inputs import list_mixed_columns, list_normalised, list_rotated, l
 from .edited import known_rows, list_edited
 from .fitted import (
     STARTS,
-    list_counted,
     list_filled,
     list_fills,
     list_wrong_tiles,
     rate_fill,
-    sum_by_tiles,
 )
 from .heads import describe_numbers, list_exchanged, list_of_heads, list_other_places
 from .normalisers import follow_normalisers
@@ -310,7 +308,6 @@ class Trials:
     def list_fitted(self) -> list[Iterator[Alternative]]:
         """Return lists of what is fitted to wrong rows: places that are read, tiles of keys."""
         problem, unit, wrong = self.problem, self.sample.unit, self.sample.wrong
-        columns, length = partial(sum_by_tiles, problem, unit), find_tiles(wrong)
         every = list_wrong(problem, self.about[1], wrong)
         heads = (x for x in self.sample.heads if x.wrong.any())
         few = [x.take(thin(np.flatnonzero(x.wrong), _FIRST_ROWS)) for x in heads]
@@ -322,11 +319,10 @@ class Trials:
         lists += [list_blocks_of_cache(problem, few, unit), list_mask_ends(problem, every, unit)]
         lists += [list_reads(*x) for x in first]
         lists.append(self.take_nearest(list_rings(problem)))
-        lists.append(list_counted(problem, every, columns, length))
         lists += [list_other_places(problem, self.sample), list_addresses(problem, every, unit)]
         lists += [list_widths(problem), self.take_nearest(list_wrong_tiles(problem))]
         reach = partial(list_reaches, rate=self.rate, wrong=self.mark_wrong)
-        lists += [reach(problem, x) for x in self.first if length]
+        lists += [reach(problem, x) for x in self.first if find_tiles(wrong)]
         lists += [list_own_limits(problem, every, self.rate)]
         lists += [x(problem, every, unit) for x in _OF_WRONG_ROWS]
         lists += [x(problem, few, unit) for x in (list_stale_weights, list_crossed_parts)]

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.problems import Index, Problem
+from ...verification.findings import name_first
 from ..causes.sampled import (
     Alternative,
     Place,
@@ -45,7 +46,7 @@ _OF_KEYS = {"k": "key", "v": "value", "kv": "key and value"}
 Sources = npt.NDArray[np.int64]
 _ROWS, _FEWEST_ROWS, _HEADS = 8, 4, 32  # by which columns are known; and heads, at most
 _MOST_OFF = 4.0  # mean square of z of a column
-_COLUMNS_NAMED, _NO_COLUMN = 3, 0.01  # and factors that are 0 or 1
+_NO_COLUMN = 0.01  # factors that are 0 or 1
 
 
 def list_reads(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternative]:
@@ -309,7 +310,7 @@ def list_columns(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Ite
     read: dict[Index, Sources] = {}
     d = problem.shape[-1]
     for x in wrong:
-        x = x.take(thin(np.arange(len(x.got)), _ROWS))
+        x = x.few(_ROWS)
         head = take_rows(problem, x.rows)
         weights = weigh_keys(head)
         # Those of the head itself come first, of equal ones.
@@ -333,7 +334,7 @@ def list_column_factors(
 ) -> Iterator[Alternative]:
     """List the kernel that multiplies columns of the output by factors, of all heads or of each."""
     rows, d = max(_ROWS // max(len(wrong), 1), 2 * _FEWEST_ROWS), problem.shape[-1]
-    some = [x.take(thin(np.arange(len(x.got)), rows)) for x in wrong]
+    some = [x.few(rows) for x in wrong]
     exact = {x.rows.at: Alternative("", problem).result(x.rows).out for x in some}
     for axes in (0, len(problem.lead)):
         found: dict[Index, Doubles] = {}
@@ -354,7 +355,7 @@ def list_column_factors(
                 return
             each = [f"{c:.3g} (column {x})" for x, c in enumerate(by) if abs(c - 1) > _NO_COLUMN]
             text = "columns of values, or of the output, have factors of their own: "
-            text += ", ".join(each[:_COLUMNS_NAMED]) + " and so on" * (len(each) > _COLUMNS_NAMED)
+            text += name_first(each)
             text += f" in head {place(at)}" * bool(at)
             scale = partial(_scale_columns, found, axes)
             yield Alternative(text, problem.replaced("v", scale), named=axes > 0)
@@ -391,7 +392,7 @@ def _name_columns(problem: Problem, read: Mapping[Index, Sources], heads: Sequen
             if (heads[source], first) != (at, span[0]):
                 here, there = (f"{x} to {x + len(span) - 1}" for x in (span[0], first))
                 words.append(f"{here} of head {place(at)} are {there} of {place(heads[source])}")
-    return ", ".join(words[:_COLUMNS_NAMED]) + " and so on" * (len(words) > _COLUMNS_NAMED)
+    return name_first(words)
 
 
 def list_widths(problem: Problem) -> Iterator[Alternative]:

@@ -1,37 +1,172 @@
-"""Backward passes whose sums count wrongly: columns of values, or chunks of keys; told by dq."""
+"""Backward passes whose sums count wrongly: tiles, columns of values, or chunks of keys."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations, product
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ....arrays.blocks import blocks
 from ....arrays.library import Doubles
-from ...rounding.problems import Index
+from ....arrays.words import place
+from ...rounding.problems import Index, Problem
 from ...rounding.saved import BackwardHead
-from ...verification.findings import name_span
-from ..causes.backward import Backward, Candidate, HeadPass, Kept, Lookup
-from ..causes.sampled import Alternative, Place, Seen
+from ...verification.findings import name_first, name_span
+from ..causes.backward import Backward, Candidate, HeadPass, Kept, Lookup, compute_gradient
+from ..causes.sampled import Alternative, Place, Rows, Seen
 from ..causes.slips import PARTS, TILE_SIZES
-from ..causes.wrong_rows import Sampled, row_sizes, thin
+from ..causes.wrong_rows import Sampled, find_tiles, row_sizes, thin
 from .backward_places import GROUPED_PAIRS
 from .sums import Terms, describe_keys, fit_counts, stack_terms
 
 _ROWS_COUNTED, _HEADS_COUNTED = 16, 4  # by which counts are known
 _MOST_GROUPS = 8  # of columns
 _LEFT_BY_COUNTS = 9.0  # mean square of z, at most
-_FEWEST_KEYS, _CHUNKS_NAMED = 4, 2  # of a chunk; chunks of queries that are named
+_FEWEST_KEYS = 4  # of a chunk
 _NO_WEIGHT = 1e-9  # times what it should be
-COUNTS = {0: "are left out", 2: "count twice", 3: "count 3 times", 4: "count 4 times"}
+_MOST_TILES, _ROWS_OF_TILE, _MOST_COUNT = 64, 32, 16  # by which counts are known; and how often
+COUNTS = {0: "are left out", 2: "count twice"} | {x: f"count {x} times" for x in range(3, 17)}
 HowOften = npt.NDArray[np.int64]
+
+
+# --- tiles that count otherwise -------------------------------------------------------------------
+
+
+class _Tiles(NamedTuple):
+    """How often tiles of keys count, or of queries, by head and tile of rows of some lengths."""
+
+    counts: Mapping[tuple[Index, int], npt.NDArray[np.int64]]
+    length: int
+    size: int
+    rows: str = "queries"
+
+    def add(self, x: Place, index: Index, bias: Doubles | None) -> Doubles:
+        """Add the logarithm of counts to scores."""
+        of_keys = self.rows == "keys"
+        rows, places = (x.j, x.i[:, 0]) if of_keys else (x.i[:, 0], x.j)
+        ones = np.ones(np.max(places, initial=0) // self.size + 1)
+        times = [self.counts.get((index, at), ones) for at in (rows // self.length).tolist()]
+        more = np.log(np.maximum(np.stack(times)[:, places // self.size], 1e-300))
+        more = more.T if of_keys else more
+        return np.asarray(more if bias is None else bias + more)
+
+    def pair(self) -> dict[tuple[Index, int], Sequence[int]]:
+        """Pair tiles that are lost with those that count too often: which is read for each tile."""
+        read: dict[tuple[Index, int], Sequence[int]] = {}
+        for at, count in self.counts.items():
+            source = np.arange(len(count))
+            more = np.repeat(source, np.maximum(count - 1, 0))
+            if len(more) != np.sum(count == 0):
+                return {}
+            source[count == 0] = more
+            read[at] = source.tolist()
+        return read
+
+
+def list_tiles_counted(back: Backward) -> Iterator[Candidate]:
+    """List passes in which tiles of keys count otherwise in dq, or of queries in dk and dv."""
+    for of in sorted(back.failed, key=lambda x: x != "dq"):
+        found, forward = _count_tiles(back, of), back.gradients[of].forward
+        if found is None or len({c for x in found.counts.values() for c in x.tolist()}) == 1:
+            continue  # a factor is no count
+        text = f"in the backward pass {_describe_counts(forward, found)}"
+        if of == "dq" and forward.shape[1] % found.size == 0 and (read := found.pair()):
+            yield Candidate(text, answer=partial(_read_tiles, back, read, found))
+        heads = back.gradients[of].heads
+        every = {(y, at): c for (x, at), c in found.counts.items() for y in heads[x]}
+        bias = found._replace(counts=every).add
+        back.forward.append(Alternative(text, forward, bias=bias))
+        yield Candidate(text, len(back.forward) - 1)
+
+
+def _count_tiles(back: Backward, of: str) -> _Tiles | None:
+    """Fit how often tiles add to wrong rows: of each head, or of each tile of rows."""
+    (n, m, _), wrong, unit = back.first.forward.shape, back.list_wrong(of), back.samples[of].unit
+    # Beside a head without wrong rows, tiles that are wrong in every other are found, too.
+    longest = find_tiles(np.pad(back.samples[of].wrong, ((0, 1), (0, 0))))
+    rows, summed = (n, m) if of == "dq" else (m, n)
+    lengths = [x for x in (rows, *TILE_SIZES[::-1]) if x <= (longest or rows)]
+    sizes = [x for x in TILE_SIZES[::-1] if x < summed <= _MOST_TILES * x]
+    for length, size in product(lengths, sizes):
+        counts, usual = dict[tuple[Index, int], HowOften](), np.ones(-(-summed // size))
+        places = ((x, y) for x in wrong for y in np.unique(x.rows.queries // length).tolist())
+        add = partial(_add_tiles, back, of, size)
+        for x, at in places:
+            some = x.take(x.rows.queries // length == at).few(_ROWS_OF_TILE)
+            if (found := fit_counts(*stack_terms([some], unit, add), usual, _MOST_COUNT)) is None:
+                break
+            counts[x.rows.at, at] = found.astype(int)
+        else:
+            return _Tiles(counts, length, size, back.parts[of].problem.rows)
+    return None
+
+
+def _add_tiles(back: Backward, of: str, size: int, x: Sampled) -> Terms:
+    return back.sum_tiles(of, x, size), x.got
+
+
+def _describe_counts(problem: Problem, x: _Tiles) -> str:
+    rows, called = ("queries", "keys") if x.rows == "queries" else ("keys", "queries")
+    (n, m), counts = problem.shape[:2] if rows == "queries" else problem.shape[1::-1], x.counts
+    (index, at), first = next(iter(counts.items()))
+
+    def spans(times: int) -> str:
+        tiles = np.split(np.arange(len(first)), np.flatnonzero(np.diff(first)) + 1)
+        some = (y * x.size for y in tiles if first[y[0]] == times)
+        return " and ".join(f"{y[0]} to {min(y[-1] + x.size, m) - 1}" for y in some)
+
+    words = [f"{called} {spans(y)} {z}" for y, z in COUNTS.items() if y in first]
+    text = ", ".join(words)
+    if 0 in first and np.sum(first) == len(first):
+        # As many tiles are lost as others count too often.
+        text += " (used instead)"
+    alike = all(np.array_equal(y, first) for y in counts.values())
+    if alike and x.length == n:
+        return text
+    where = name_span(rows, np.arange(n)[at * x.length :][: x.length])
+    if alike and {*counts} == {(y, at) for y, _ in counts} and len(counts) > 1:
+        return f"{text} for {where}"
+    kind = "heads" if x.length == n else "tiles of rows"
+    more = f" (and {called} in {len(counts) - 1} more {kind})" if len(counts) > 1 else ""
+    least, most = (f({c for y in counts.values() for c in y.tolist()}) for f in (min, max))
+    what = " or ".join(["are lost"] * (least == 0) + ["count more than once"] * (most > 1))
+    rows = f"{where} of head {place(index)}"
+    return f"tiles of {x.size} {called} {what}: for {rows}, {text}{more}"
+
+
+def _read_tiles(
+    back: Backward,
+    read: Mapping[tuple[Index, int], Sequence[int]],
+    tiles: _Tiles,
+    of: str,
+    index: Index,
+    heads: Sequence[Index],
+) -> Doubles:
+    """Compute a gradient in which queries read tiles of keys in the place of others."""
+    (n, m, _), plain = back.gradients[of].forward.shape, Alternative("", back.first.forward)
+    rows = back.parts[of].problem.shape
+    total = np.zeros((rows[0], rows[2]))
+    for head, i in product(heads, blocks(0, n, tiles.length)):
+        (held, kept), queries = back.keep(of, head), np.arange(i.start, i.stop)
+        sources = read.get((head, i.start // tiles.length), range(m // tiles.size))
+        for j, source in zip(blocks(0, m, tiles.size), sources, strict=True):
+            keys = source * tiles.size + np.arange(tiles.size)
+            again = BackwardHead(plain.head(Rows(head, queries, keys)), held.d_out[i], None)
+            left = Kept(*(x[i] for x in kept))
+            total[i if of == "dq" else j] += compute_gradient(again, left, of)
+    return total
+
+
+# --- columns and chunks that count otherwise ------------------------------------------------------
 
 
 def _take_few(back: Backward, of: str) -> list[Sampled]:
     wrong = thin(back.list_wrong(of), _HEADS_COUNTED)
-    return [x.take(thin(np.arange(len(x.got)), _ROWS_COUNTED)) for x in wrong]
+    return [x.few(_ROWS_COUNTED) for x in wrong]
 
 
 def list_columns_counted(back: Backward) -> Iterator[Candidate]:
@@ -81,7 +216,7 @@ def list_chunks_seen(back: Backward) -> Iterator[Candidate]:
         shown = np.zeros((parts, 2 * parts), int)
         for r in range(parts):
             here = (x.take(x.rows.queries // size == r) for x in thin(wrong, _HEADS_COUNTED))
-            some = [x.take(thin(np.arange(len(x.got)), _ROWS_COUNTED)) for x in here if len(x.got)]
+            some = [x.few(_ROWS_COUNTED) for x in here if len(x.got)]
             add = partial(_sum_chunks, back, Candidate("", free), parts, size)
             usual = np.append(np.arange(parts) <= r, np.arange(parts) < r) | (not forward.causal)
             terms = stack_terms(some, back.samples["dq"].unit, add) if some else None
@@ -125,8 +260,7 @@ def _describe_chunks(shown: HowOften, size: int) -> str:
         ]
         queries = name_span("queries", np.arange(r * size, (r + 1) * size))
         words.append(f"{queries} see {' and '.join(said) or 'no keys'}")
-    more = f" and so on ({len(words) - _CHUNKS_NAMED} more)" * (len(words) > _CHUNKS_NAMED)
-    return f"chunks of {size} see others: {'; '.join(words[:_CHUNKS_NAMED])}{more}"
+    return f"chunks of {size} see others: {name_first(words, 2, between='; ')}"
 
 
 def list_transposed(back: Backward) -> Iterator[Candidate]:

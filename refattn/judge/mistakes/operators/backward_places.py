@@ -14,7 +14,7 @@ from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.problems import Index, Problem
 from ...rounding.saved import BackwardHead
-from ...verification.findings import name_span
+from ...verification.findings import name_first, name_span
 from ..causes.backward import (
     Backward,
     Candidate,
@@ -41,7 +41,7 @@ _MOVED_ROWS, _MOVED_COLUMNS = (1, 8, 16, 32, 64, 128), 8  # how far away terms m
 _PAIRS = 2**21  # of queries and keys of a head, at most
 _ROWS, _HEADS, _MOST_TILES = 8, 3, 32  # by which tiles are chosen
 _HEADS_READ, _COLUMNS_OF_D = 16, 8  # among which numbers are found, and by which
-_MOVED, _NEAR_MOVED, _READS_NAMED = 0.9, 6.0, 3  # share of rows that read others, how near; named
+_MOVED, _NEAR_MOVED = 0.9, 6.0  # share of rows that read others, and how near
 _MOST_STRETCHES, _CHANCE_OF_READS = 16, -20.0  # of a head; log of the chance that numbers are near
 _ANY, _ONE_KEY = "another number", 0.8  # weight of a key, at least, whose errors are those of D
 
@@ -52,7 +52,7 @@ def list_limited(back: Backward) -> Iterator[Candidate]:
     if not wrong or np.prod(forward.shape[:2]) > _PAIRS:
         return
     rate = partial(_rate_limits, back)
-    few = wrong[0].take(thin(np.arange(len(wrong[0].got)), _ROWS))
+    few = wrong[0].few(_ROWS)
     for one in chain(list_reaches(forward, few, rate), list_own_limits(forward, wrong, rate)):
         back.forward.append(one)
         text = f"in the backward pass {one.text} (lse and out are right)"
@@ -78,7 +78,7 @@ def list_of_tiles(back: Backward) -> Iterator[Candidate]:
     for of in back.failed:
         called, count = ("keys", m) if of == "dq" else ("queries", n)
         size = next((x for x in TILE_SIZES if count <= x * _MOST_TILES), count)
-        some = [x.take(thin(np.arange(len(x.got)), _ROWS)) for x in back.list_wrong(of)[:_HEADS]]
+        some = [x.few(_ROWS) for x in back.list_wrong(of)[:_HEADS]]
         for one in list_candidates(back.first, False) if some and size < count else ():
             if one.of:
                 continue
@@ -445,8 +445,7 @@ def _describe_read(
     if strides:
         return f"with the strides of {[*TURNED][not by_token]}"
     named = [f"{x}{_say_heads(y)}" for x, y in said.items()] if len(said) > 1 else [*said]
-    more = f" and so on ({len(named) - _READS_NAMED} more)" * (len(named) > _READS_NAMED)
-    return f"elsewhere: {', '.join(named[:_READS_NAMED])}{more}"
+    return f"elsewhere: {name_first(named)}"
 
 
 def _say_heads(heads: Sequence[Index]) -> str:

@@ -27,7 +27,7 @@ from ..causes.slips import (
     weigh_with_hidden,
     weigh_with_zeros,
 )
-from ..causes.wrong_rows import Sampled, row_sizes, thin
+from ..causes.wrong_rows import Sampled, row_sizes
 from .arrays import NOWHERE, take_or_zero
 from .maps import list_head_rules
 from .strides import PLURALS
@@ -257,7 +257,7 @@ def _find_spans(
     unit: float,
 ) -> list[_Span]:
     """Find spans of keys and ways to read them by which some rows are near; none if none are."""
-    some = [x.take(thin(np.arange(len(x.got)), _ROWS_OF_SPAN)) for x in wrong[:_HEADS_OF_SPAN]]
+    some = [x.few(_ROWS_OF_SPAN) for x in wrong[:_HEADS_OF_SPAN]]
     given = [right(x.rows) for x in some]
     lse = [np.logaddexp.reduce(s, -1)[:, None] for s, _ in given]
     got = np.concatenate([x.got for x in some])

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.problems import Index, Problem
-from ...verification.findings import Numbers, describe_span, name_span
+from ...verification.findings import Numbers, describe_span, name_first, name_span
 from ..causes.sampled import (
     Alternative,
     Place,
@@ -39,7 +39,6 @@ _ROWS_SEEN, _HEADS_SEEN, _NAMED_ROWS = 8, 4, 64  # by which counts are known, an
 _SURE = math.log(1e5)  # of how likely counts are, at least, beside so many others
 _LEFT_BY_KEYS = 9.0  # mean square of z, at most
 _BETTER, _LEAST_SUM = 20.0, 1e-6  # sum of squares of z that a count is worth; of the weights
-_SPANS = 3  # that are named
 
 Counts = npt.NDArray[np.int64]  # of each key
 Count = Callable[[Rows, Doubles], Counts]  # of some rows, (rows, keys)
@@ -47,7 +46,6 @@ Groups = Callable[[int], Counts]  # the group of each key, by query: -1 for one 
 _LARGEST_WEIGHTS = 8  # of a row, whose values may be those of other keys
 _OF_ERROR = 1 / 4  # of the square of an error, that a key leaves at most
 _BY_CHANCE = 1e-3  # that one of the keys leaves so little, at most
-_FIRST_NAMED = 3
 _MOST_KEYS, _MOST_NUMBERS = 6, 2**22  # that count otherwise; of the terms of keys, that are kept
 _LEFT_BY_FEW, _CHANCE_OF_FEW = 4.0, 1e-6  # mean square of z, and chance of as little, at most
 _VALUE_HEADS, _ROWS_OF_VALUE = 8, 4  # that are looked at; rows for each key whose value is found
@@ -69,7 +67,7 @@ def list_seen_keys(
     problem: Problem, wrong: Sequence[Sampled], unit: float, numbers: Numbers
 ) -> Iterator[Alternative]:
     """List kernels whose wrong rows see other keys than they should."""
-    some = [x.take(thin(np.arange(len(x.got)), _ROWS_SEEN)) for x in thin(wrong, _HEADS_SEEN)]
+    some = [x.few(_ROWS_SEEN) for x in thin(wrong, _HEADS_SEEN)]
     few = [y for x in some for y in _list_rows(problem, x.rows, x.got, unit)]
     for groups in _list_groups(problem) if few else ():
         sure = -_SURE
@@ -109,7 +107,7 @@ def _find_changes(
     """
     found: dict[Index, Counts] = {}
     for x in wrong:
-        x = x.take(thin(np.arange(len(x.got)), _NAMED_ROWS))
+        x = x.few(_NAMED_ROWS)
         own = count(x.rows, x.got) - _show_declared(problem, x.rows)
         of_head = found.setdefault(x.rows.at[:axes], np.zeros(problem.shape[:2], int))
         of_head[x.rows.queries] += own
@@ -252,8 +250,7 @@ def _describe_seen(changes: Mapping[Index, Counts], called: str) -> str:
             kinds = {"not {}": row < 0, "also {}": row > 0}
             said = " and ".join(x.format(describe_keys(y)) for x, y in kinds.items() if y.any())
             words.append(f"{which}{called.format(place(at))} {said}")
-    more = f" and so on ({len(words) - _SPANS} more)" if len(words) > _SPANS else ""
-    return f"queries see other keys: {'; '.join(words[:_SPANS])}{more}"
+    return f"queries see other keys: {name_first(words, between='; ')}"
 
 
 def _describe_tree(problem: Problem, changes: Mapping[Index, Counts]) -> str:
@@ -314,8 +311,7 @@ def list_own_keys(problem: Problem, wrong: Sequence[Sampled], unit: float) -> It
     for words, found in ways.items():
         names = [f"{x.name} in query {at[1]}" for at, x in found.items()]
         every = {x.name for x in found.values()}  # one key may be that of all
-        text = ", ".join(names[:_FIRST_NAMED] if len(every) > 1 else every)
-        text += " and so on" * (len(every) > 1 and rows > _FIRST_NAMED)
+        text = name_first(names if len(every) > 1 else [*every])
         answer = partial(_replace_rows, problem, found)
         yield Alternative(f"{words} each wrong row: {text}", problem, answer=answer)
 
@@ -385,7 +381,7 @@ def list_few_keys(problem: Problem, wrong: Sequence[Sampled], unit: float) -> It
     """
     terms, errors = [np.zeros((0, problem.shape[1]))], [np.zeros(0)]
     size = max(_MOST_NUMBERS // (problem.shape[1] * problem.shape[2] * max(len(wrong), 1)), 1)
-    for x in (x.take(thin(np.arange(len(x.got)), size)) for x in wrong):
+    for x in (x.few(size) for x in wrong):
         exact, p, v = _weigh_all(problem, x.rows)
         scale = unit * row_sizes(exact.out)
         terms.append(p[:, None] * ((v.T - x.got[..., None]) / scale[..., None]))
@@ -441,9 +437,9 @@ def list_other_values(
         found[x.rows.at] = keys, changes
     if found:
         told = [_describe_values(problem, at, *x) for at, x in found.items()]
-        more = f" and so on ({len(told) - 1} more heads)" if len(told) > 1 else ""
         answer = partial(_attend_to_values, problem, found)
-        yield Alternative(f"{told[0]}{more}", problem, answer=answer)
+        text = name_first(told, 1, " and so on ({} more heads)")
+        yield Alternative(text, problem, answer=answer)
 
 
 def _describe_values(problem: Problem, at: Index, keys: Sequence[int], changes: Doubles) -> str:
@@ -513,5 +509,4 @@ def name_runs(numbers: npt.NDArray[np.int64]) -> str:
     if not text.startswith("between"):
         return text
     runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
-    more = f" and {len(runs) - _FIRST_NAMED} more spans" if len(runs) > _FIRST_NAMED else ""
-    return ", ".join(map(describe_span, runs[:_FIRST_NAMED])) + more
+    return name_first([*map(describe_span, runs)], more=" and {} more spans")

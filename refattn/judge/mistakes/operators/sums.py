@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.problems import Index, Problem
-from ...verification.findings import describe_span
+from ...verification.findings import describe_span, name_first
 from ..causes.sampled import Alternative, Result, Rows, attend, take_rows
 from ..causes.slips import TILE_SIZES, list_parts, score_all
 from ..causes.wrong_rows import Sampled, finite, row_sizes, thin
@@ -39,7 +39,6 @@ _OFF_COUNTS, _LEFT_BY_COUNTS = 0.05, 9.0  # how near a fit is to a count; mean s
 _LEFT_ALONE, _LARGEST_LOG = 4.0, 300.0  # the same of a null vector; of weights, which stay finite
 _SCOPED_TILES = 32  # of which some may go wrong, at most
 _PARTS_OF_TILES = (2, 4, 8)
-_SPANS_NAMED = 3  # spans of keys that are named one by one
 Chosen = npt.NDArray[np.int64]
 _MOVED_TILES = 16  # of which each may be another, at most
 _HEADS_OF_TILES, _ROWS_OF_TILES, _SOURCES = 4, 16, 2**10  # that are looked at, and pairs of tiles
@@ -325,9 +324,8 @@ def describe_keys(keys: npt.NDArray[np.bool_], called: str = "keys") -> str:
         if np.array_equal(keys, np.resize(keys[:period], len(keys))):
             spans = [f"{describe_span(np.flatnonzero(keys[:period]))} of each {period}"]
             break
-    more = f" and {len(spans) - _SPANS_NAMED} more spans" if len(spans) > _SPANS_NAMED else ""
     name = called if np.sum(keys) > 1 else {"keys": "key", "queries": "query"}[called]
-    return f"{name} {', '.join(spans[:_SPANS_NAMED])}{more}"
+    return f"{name} {name_first(spans, more=' and {} more spans')}"
 
 
 # --- tiles that are read from elsewhere -----------------------------------------------------------
@@ -406,7 +404,7 @@ class TilesOfHeads(NamedTuple):
     def find(self, some: Sequence[Sampled], unit: float) -> Chosen | None:
         """Find, one after another, the tile read in place of each: that which leaves least."""
         rows = -(-_ROWS_OF_TILES // len(some))
-        few = (x.take(thin(np.arange(len(x.got)), rows)) for x in some)
+        few = (x.few(rows) for x in some)
         sums, rest = stack_terms(few, unit, partial(as_terms, self._add))
         every, squares = np.arange(len(sums)), np.einsum("tsx,tsx->ts", sums, sums)
         read, left = every.copy(), np.einsum("ttx->x", sums[:, : len(sums)]) - rest
@@ -455,8 +453,7 @@ class TilesOfHeads(NamedTuple):
                 words.append(f"{called} {here} are 0")
             elif by[t[0]]:
                 words.append(f"{called} {here} are those of {there}{of}")
-        more = f" and {len(words) - _SPANS_NAMED} more" if len(words) > _SPANS_NAMED else ""
-        return ", ".join(words[:_SPANS_NAMED]) + more
+        return name_first(words, more=" and {} more")
 
     def _name_tiles(self, tiles: Chosen) -> str:
         last = min((tiles[-1] + 1) * self.size, self.problem.shape[1]) - 1
