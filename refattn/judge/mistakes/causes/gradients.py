@@ -21,23 +21,8 @@ from ...rounding.saved import BackwardHead
 from ...verification.empty_rows import find_unseen
 from ...verification.findings import ONLY_IN, Part, Suspect, describe_span, name_heads, name_span
 from ..defects.catalogue import Mutant
-from ..operators.backward_counts import (
-    COUNTS,
-    list_chunks_seen,
-    list_columns_counted,
-    list_other_normalisers,
-    list_tiles_counted,
-    list_transposed,
-)
-from ..operators.backward_places import (
-    FITTED_ROWS,
-    GROUPED_PAIRS,
-    list_limited,
-    list_moved_terms,
-    list_of_tiles,
-    list_other_numbers,
-    list_read_elsewhere,
-)
+from ..operators import backward_counts, backward_places
+from ..operators.backward_counts import COUNTS
 from ..operators.intervals import find_interval
 from ..operators.sums import describe_keys, fit_counts
 from .backward import (
@@ -282,7 +267,7 @@ def _list_weighed(back: Backward) -> Iterator[Candidate]:
         heads = back.gradients[of].heads
         if max(map(len, heads.values()), default=1) == 1:
             return
-        some = [x.few(FITTED_ROWS) for x in back.list_wrong(of)]
+        some = [x.few(backward_places.FITTED_ROWS) for x in back.list_wrong(of)]
         fitted = {x.rows.at: _fit_times(back, of, x) for x in some}
         counts = {at: x for at, x in fitted.items() if x is not None}
         if len(counts) < len(fitted):
@@ -301,7 +286,7 @@ def _fit_times(back: Backward, of: str, x: Sampled) -> dict[Index, int] | None:
     own = back.gradients[of].heads[x.rows.at]
     forward = back.gradients[of].forward
     heads, (n, m, _) = forward.lead[-1], forward.shape
-    few = heads <= _MOST_QUERY_HEADS and heads * n * m <= GROUPED_PAIRS
+    few = heads <= _MOST_QUERY_HEADS and heads * n * m <= backward_places.GROUPED_PAIRS
     every = [(*own[0][:-1], h) for h in range(heads)] if few else own
 
     # What each head would give alone.
@@ -531,20 +516,20 @@ _LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
     _list_masked,
     _list_weighed,
     _list_lost,
-    list_tiles_counted,
+    backward_counts.list_tiles_counted,
     _list_rescaled,
-    list_read_elsewhere,
+    backward_places.list_read_elsewhere,
     _list_rounded_scores,
     _list_regrouped,
-    list_limited,
-    list_columns_counted,
-    list_chunks_seen,
-    list_of_tiles,
+    backward_places.list_limited,
+    backward_counts.list_columns_counted,
+    backward_counts.list_chunks_seen,
+    backward_places.list_of_tiles,
     _list_added_rows,
     _list_padded,
-    list_transposed,
-    list_moved_terms,
+    backward_counts.list_transposed,
+    backward_places.list_moved_terms,
     lambda back: list_edited_backward(back, known_rows(back.first.forward)),
-    list_other_numbers,  # of each row: what has no such number comes first
-    list_other_normalisers,
+    backward_places.list_other_numbers,  # of each row: what has no such number comes first
+    backward_counts.list_other_normalisers,
 )

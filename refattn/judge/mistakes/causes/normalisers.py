@@ -225,21 +225,18 @@ def list_offsets(
         else:
             # `name_offset` says one number that is that of all heads.
             if max(errors, default=np.inf) < FAR and (text or not _are_alike([*found.values()])):
-                yield _say_how_large(problem, found, text), _Offset(problem, found, rule, exact)
+                yield (
+                    _say_how_large(problem, found, text),
+                    partial(_offset, problem, found, rule, exact),
+                )
 
 
-class _Offset:
-    """Results whose log normalisers are off."""
-
-    def __init__(
-        self, problem: Problem, found: Mapping[Index, float], rule: Any, exact: Lse
-    ) -> None:
-        self.about = problem, found, rule, exact
-
-    def __call__(self, rows: Rows) -> Result:
-        problem, found, rule, exact = self.about
-        x = exact(rows)
-        return x._replace(lse=x.lse + found.get(rows.at, 0.0) * rule(problem, rows, x))
+def _offset(
+    problem: Problem, found: Mapping[Index, float], rule: Any, exact: Lse, rows: Rows
+) -> Result:
+    """Compute results whose log normalisers are off."""
+    x = exact(rows)
+    return x._replace(lse=x.lse + found.get(rows.at, 0.0) * rule(problem, rows, x))
 
 
 def _are_alike(numbers: Sequence[float]) -> bool:

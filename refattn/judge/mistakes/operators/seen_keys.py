@@ -387,29 +387,40 @@ def list_few_keys(problem: Problem, wrong: Sequence[Sampled], unit: float) -> It
         terms.append(p[:, None] * ((v.T - x.got[..., None]) / scale[..., None]))
         errors.append(((x.got - exact.out) / scale).ravel())
     columns = np.concatenate([x.reshape(-1, x.shape[-1]) for x in terms])
-    error, times = np.concatenate(errors), np.zeros(0)
-    keys: list[int] = []
-    before = max(float(np.mean(np.square(error))), 1e-300) if error.size else math.inf
-    if not math.isfinite(before):
+    error = np.concatenate(errors)[:, None]
+    if not error.size or (fitted := _find_few(columns, error)) is None:
         return
-    lengths = np.linalg.norm(columns, axis=0)
-    rest = error
-    while len(keys) < _MOST_KEYS and np.mean(np.square(rest)) > _LEFT_BY_FEW:
-        score = np.abs(rest @ columns) / np.where(lengths > 0, lengths, math.inf)
-        keys.append(int(np.argmax(score)))
-        times = np.linalg.lstsq(columns[:, keys], error, rcond=None)[0]
-        rest = error - columns[:, keys] @ times
-    left = float(np.mean(np.square(rest)))
-    free = (len(error) - len(keys)) / 2
-    chance = len(keys) * math.log(len(lengths)) + free * math.log(max(left, 1e-300) / before)
+    keys, times = fitted
+    left = float(np.mean(np.square(error - columns[:, keys] @ times)))
+    before, free = float(np.mean(np.square(error))), (len(error) - len(keys)) / 2
+    chance = len(keys) * math.log(len(columns.T)) + free * math.log(max(left, 1e-300) / before)
     told = np.all(np.abs(times) > _NEAR_COUNT)  # a key that counts once is right
-    if keys and told and left <= _LEFT_BY_FEW and chance < math.log(_CHANCE_OF_FEW):
-        found = dict(sorted(zip(keys, times.tolist(), strict=True)))
+    if told and chance < math.log(_CHANCE_OF_FEW):
+        found = dict(sorted(zip(keys, times[:, 0].tolist(), strict=True)))
         yield Alternative(
             describe_counts({x: 1 + c for x, c in found.items()}),
             problem,
             answer=partial(_count_few, problem, found),
         )
+
+
+def _find_few(
+    columns: Doubles, errors: Doubles, most: int = _MOST_KEYS
+) -> tuple[list[int], Doubles] | None:
+    """Find few columns, (numbers, columns), and by what they add up to errors, (numbers, count).
+
+    The one that leaves least is taken first, and then beside it the next.
+    """
+    rest, lengths, keys = errors, np.linalg.norm(columns, axis=0), list[int]()
+    times = np.zeros((0, errors.shape[1]))
+    while not np.mean(np.square(rest)) <= _LEFT_BY_FEW:
+        if len(keys) == min(most, _MOST_KEYS) or not np.all(np.isfinite(errors)):
+            return None
+        score = np.linalg.norm(rest.T @ columns, axis=0)
+        keys.append(int(np.argmax(score / np.where(lengths > 0, lengths, math.inf))))
+        times = np.linalg.lstsq(columns[:, keys], errors, rcond=None)[0]
+        rest = errors - columns[:, keys] @ times
+    return (keys, times) if keys else None
 
 
 def list_other_values(
@@ -421,20 +432,10 @@ def list_other_values(
         exact, p = _weigh_seen(problem, x.rows)
         scale = 1 / (unit * np.median(row_sizes(exact.out), -1, keepdims=True))
         weights, errors = p * scale, (x.got - exact.out) * scale
-        if not np.all(np.isfinite(errors)):
+        fitted = _find_few(weights, errors, len(errors) // _ROWS_OF_VALUE)
+        if fitted is None:
             return
-        rest, lengths, keys = errors, np.linalg.norm(weights, axis=0), list[int]()
-        changes = np.zeros((0, errors.shape[1]))
-        while len(keys) < _MOST_KEYS and np.mean(np.square(rest)) > _LEFT_BY_FEW:
-            if _ROWS_OF_VALUE * (len(keys) + 1) > len(errors):
-                return
-            score = np.linalg.norm(rest.T @ weights, axis=0)
-            keys.append(int(np.argmax(score / np.where(lengths > 0, lengths, math.inf))))
-            changes = np.linalg.lstsq(weights[:, keys], errors, rcond=None)[0]
-            rest = errors - weights[:, keys] @ changes
-        if not keys or np.mean(np.square(rest)) > _LEFT_BY_FEW:
-            return
-        found[x.rows.at] = keys, changes
+        found[x.rows.at] = fitted
     if found:
         told = [_describe_values(problem, at, *x) for at, x in found.items()]
         answer = partial(_attend_to_values, problem, found)

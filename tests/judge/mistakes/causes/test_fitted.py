@@ -81,20 +81,15 @@ def test_no_page_is_named_for_keys_of_nowhere():
     assert judged(given(k, v)).suspects == []
 
 
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        pytest.param(np.where(J < 48, J, J % 16), "keys 48 to 95 are left out, keys 0 to 15 count 4"
-            " times (used instead)", marks=pytest.mark.long),
-        pytest.param(np.where(J // 16 == 3, J - 48, J), "keys 48 to 63 are left out, keys 0 to 15 "
-            "count twice (used instead)", marks=pytest.mark.long),
-        pytest.param(np.concatenate([J, J[:32], J[:32]]), "keys 0 to 31 count 3 times",
-            marks=pytest.mark.long),
-    ],
-)  # fmt: skip
-def test_pages_are_counted(keys, words):
-    """As often as they are read, however few are read once."""
-    assert judged(counted(keys)).suspects[0].text == f"agrees if {words}"
+@pytest.mark.long
+def test_pages_are_counted():
+    """As often as they are read; or as often in one head alone, in parts of the keys."""
+    found = judged(counted(np.concatenate([J, J[:32], J[:32]])))
+    assert found.suspects[0].text == "agrees if keys 0 to 31 count 3 times"
+    q, k, v = (x[:1, :, :1] if x is BATCH[0] else x[:1] for x in BATCH)
+    s = scores(q, k) + np.log(2) * (np.arange(2)[:, None, None] == 1) * (J // 32 == 2)
+    found = judged({"q": q, "k": k, "v": v, "out": fused(s, v)[0]})
+    assert found.suspects[0].text.startswith("agrees if keys 64 to 95 count twice")
 
 
 @pytest.mark.long
