@@ -90,7 +90,7 @@ def _count_tiles(back: Backward, of: str) -> _Tiles | None:
     longest = find_tiles(np.pad(back.samples[of].wrong, ((0, 1), (0, 0))))
     rows, summed = (n, m) if of == "dq" else (m, n)
     lengths = [x for x in (rows, *TILE_SIZES[::-1]) if x <= (longest or rows)]
-    sizes = [x for x in TILE_SIZES[::-1] if x < summed <= _MOST_TILES * x]
+    sizes = [x for x in TILE_SIZES[::-1] if wrong and x < summed <= _MOST_TILES * x]
     for length, size in product(lengths, sizes):
         counts, usual = dict[tuple[Index, int], HowOften](), np.ones(-(-summed // size))
         places = ((x, y) for x in wrong for y in np.unique(x.rows.queries // length).tolist())

@@ -63,8 +63,8 @@ CASES = {
     "is read with stride 64 for queries, not 0": lambda: (
         attend(seen=np.stack([MASKS[(J + x) % 4, 0] for x in range(4)])), {"mask": MASKS}),
     "the last tile of keys is cut by rows": lambda: (padded(), {"k": K[:, :48], "v": V[:, :48]}),
-    "mixed by the Hadamard matrix": lambda: (BF16(attend() @ HADAMARD), {}),
-    "queries, or keys, are mixed": lambda: (attend(scores(Q, BF16(K @ HADAMARD))), {}),
+    "values, or the output, are mixed by the": lambda: (BF16(attend() @ HADAMARD), {}),
+    "queries, or keys, are mixed by the": lambda: (attend(scores(Q, BF16(K @ HADAMARD))), {}),
     "factors of their own: 0.5 (column 1), 2 (column 2)": lambda: (
         attend() * 2.0 ** (np.arange(D) % 3 - 1)[::-1], {}),
     "0.5 times its own and 0.5 times row i - 1": lambda: (
