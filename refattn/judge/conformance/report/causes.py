@@ -47,13 +47,13 @@ class Asked(NamedTuple):
         return [i for i, (x, y, z) in every if not np.all(np.abs(x - y) <= 2 * z)]
 
     def is_given_by(self, fn: Adapter) -> bool:
-        """Tell whether another function gives the same wrong numbers."""
+        """Tell whether another function gives the same numbers, wrong and right ones."""
         try:
             found = _as_tuple(fn(*self.case.arrays, **self.case.options))
         except Exception:  # a known bug may be that it fails
             return False
-        pairs = ((self.got[i], found[i], self.allowed[i]) for i in self.wrong)
-        return all(np.all(np.abs(x - y) <= 4 * z) for x, y, z in pairs)
+        parts = zip(self.got, found, self.allowed, strict=True)
+        return all(np.all(np.abs(x - y) <= 4 * z) for x, y, z in parts)
 
 
 def way_of(case: Call) -> frozenset[str]:

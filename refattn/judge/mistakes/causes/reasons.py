@@ -61,6 +61,7 @@ _AS_WELL = 0.005  # the same of a fit beside a cause that holds
 _MOST_REST = 16.0  # the same, up to which a factor is one
 _LEAST_DERIVED = 0.99  # of the error, at least, where a derivative leaves more than roundings
 _NEARLY_ALL = 1 - 1e-5  # of the error: what is left is what tests allow, as slack
+_NO_ROUNDING = 0.999  # the same, of which roundings of float32 leave less to a fit
 _SMALL_REST = 1.5  # mean square of z up to which a fit to the derivatives leaves roundings only
 _LINEAR_NAMES = ("factor", "truncated", "lse", "delta")  # derivatives to these hold for any size
 _FEATURE_MAPS: Mapping[str, Callable[[Any], Any]] = {  # that are mistaken for others
@@ -214,7 +215,8 @@ def _search_scores(
     strange_alone = _is_right_where_finite(numbers, verdict)
     where = worst.where if worst else ()
     where = (*where, 0) if where and failed == "lse" else where  # of a row, any column
-    known = _IN_FLOAT32[1] if _IN_FLOAT32[0] in " ".join(verdict.remarks) else ""
+    whole = any(x.explained > _NO_ROUNDING for x in fits)
+    known = _IN_FLOAT32[1] if _IN_FLOAT32[0] in " ".join(verdict.remarks) and not whole else ""
     if failed != "lse" and worst is not None and not known:
         grid, gap = find_grid(problem, numbers)
         known = grid if abs(worst.got - worst.exact) < gap else ""

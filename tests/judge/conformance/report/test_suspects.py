@@ -166,6 +166,14 @@ def test_where_a_mistake_is_is_said():
     assert "got = got[2]" in result.reproducer
 
 
+@pytest.mark.long
+def test_a_defect_that_changes_other_gradients_as_well_is_not_named():
+    """Without D, dk is the same, but dq is wrong as well."""
+    name = "linear-backward-normaliser-constant-for-keys"
+    report = check(catalogued(name), checks=["gradients"], rng=0)
+    assert [x.partition(" ")[0] for x in named(report)] == [name]
+
+
 def test_what_a_known_defect_changes_is_shown():
     report = check(catalogued("softmax-scale-missing"), checks=["reference_values"], rng=2)
     (result,) = report.results

@@ -570,6 +570,8 @@ def test_a_float64_output_of_a_float32_softmax():
     assert [x.text for x in found.suspects] == [
         "agrees if the softmax, or all of it, is computed in float32"
     ]
+    out = softmax_attention(Q, K, V, scale=(1 + 1e-8) * Q.shape[-1] ** -0.5)
+    assert "the scale is 1.00000001" in verify(q=Q, k=K, v=V, out=out).suspects[0].text
     out = softmax_attention(Q + 1e-12, K, V)
     out[1, 40] *= 1 + 1e-13  # far less than float32 leaves
     few = verify(q=Q + 1e-12, k=K, v=V, out=out)
