@@ -24,7 +24,7 @@ from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ...verification.findings import Part
 from ..operators.maps import list_head_rules
-from ..operators.sums import Terms, stack_terms
+from ..operators.sums import PartTerms, stack_terms
 from .alternatives import list_alternatives
 from .heads import list_by_rules
 from .sampled import Alternative, Result, Rows
@@ -384,10 +384,10 @@ class Backward:
             total = total + np.stack([weights[:, j] @ rows[j] for j in tiles])
         return np.asarray(total)
 
-    def stack_ways(self, ways: Sequence[Candidate], of: str, some: Sequence[Sampled]) -> Terms:
+    def stack_ways(self, ways: Sequence[Candidate], of: str, some: Sequence[Sampled]) -> PartTerms:
         """Stack what candidates give for some rows, and these rows, as in `stack_terms`."""
 
-        def compute(x: Sampled) -> Terms:
+        def compute(x: Sampled) -> PartTerms:
             at, i = x.rows.at, x.rows.queries
             return np.stack([self.predict(one, of, at, i) for one in ways]), x.got
 

@@ -21,8 +21,8 @@ from .sequences import show_sequence
 from .slips import TILE_SIZES, attend_by, score_all, weigh_keys
 from .wrong_rows import Sample, Sampled, differ, divide, finite, row_sizes
 
-_MOST_TILES = 64  # of keys
-_LEFT = 4.0  # mean square of z that a fit may leave
+_TILES_OF_KEYS = 64  # of keys
+_LEFT_BY_DROPOUT = 4.0  # mean square of z that a fit may leave
 _HALF, _SURE, _LEAST_ERROR = 0.5, 0.2, 2e-3  # of a weight: lost or not; how sure, at most
 _SUREST = 0.12  # the same, of the surest
 _LEAST_FACTOR = 1.01  # of weights that are kept
@@ -37,7 +37,7 @@ STARTS = (-1.0, -2.5, -5.0, -10.0, -20.0)  # where fits of the scores of hidden 
 def list_wrong_tiles(problem: Problem) -> Iterator[Alternative]:
     """List kernels in which sums are not rescaled before one tile of keys, the largest first."""
     m = problem.shape[1]
-    for size in (x for x in TILE_SIZES[::-1] if x < m <= _MOST_TILES * x):
+    for size in (x for x in TILE_SIZES[::-1] if x < m <= _TILES_OF_KEYS * x):
         for j, (words, of_sum) in product(blocks(0, m, size), _NOT_RESCALED.items()):
             text = f"keys {j.start} to {j.stop - 1} are added to {words} not rescaled"
             keep = partial(_keep_earlier, j=j, of_sum=of_sum)
@@ -83,7 +83,7 @@ def name_dropout(problem: Problem, sample: Sample) -> list[Suspect]:
     one += 2 * np.log(np.where(kept, share, 1 - share))
     sharp = errors <= max(_SUREST, float(np.median(errors)))  # which tell one factor from many
     ratio = np.mean(of_row[sharp]) / np.mean(two[sharp])
-    if np.mean(two) > _LEFT or ratio < _AS_NEAR or np.sum(one - two) < _MORE_LIKELY:
+    if np.mean(two) > _LEFT_BY_DROPOUT or ratio < _AS_NEAR or np.sum(one - two) < _MORE_LIKELY:
         return []
     words = f"about {1 - share:.0%} of the weights are 0, the others {factor:.3g}"
     or_hidden = " or keys are hidden at random" * bool(ratio < _APART)

@@ -21,11 +21,10 @@ from ..causes.sampled import Alternative, Place, Rows, Seen
 from ..causes.slips import PARTS, TILE_SIZES
 from ..causes.wrong_rows import Sampled, find_tiles, row_sizes, thin
 from .backward_places import GROUPED_PAIRS
-from .sums import Terms, describe_keys, fit_counts, stack_terms
+from .sums import LEFT_BY_COUNTS, PartTerms, describe_keys, fit_counts, stack_terms
 
 _ROWS_COUNTED, _HEADS_COUNTED = 16, 4  # by which counts are known
 _MOST_GROUPS = 8  # of columns
-_LEFT_BY_COUNTS = 9.0  # mean square of z, at most
 _FEWEST_KEYS = 4  # of a chunk
 _NO_WEIGHT = 1e-9  # times what it should be
 _MOST_TILES, _ROWS_OF_TILE, _MOST_COUNT = 64, 32, 16  # by which counts are known; and how often
@@ -105,7 +104,7 @@ def _count_tiles(back: Backward, of: str) -> _Tiles | None:
     return None
 
 
-def _add_tiles(back: Backward, of: str, size: int, x: Sampled) -> Terms:
+def _add_tiles(back: Backward, of: str, size: int, x: Sampled) -> PartTerms:
     return back.sum_tiles(of, x, size), x.got
 
 
@@ -232,7 +231,7 @@ def list_chunks_seen(back: Backward) -> Iterator[Candidate]:
             return
 
 
-def _sum_chunks(back: Backward, free: Candidate, parts: int, size: int, x: Sampled) -> Terms:
+def _sum_chunks(back: Backward, free: Candidate, parts: int, size: int, x: Sampled) -> PartTerms:
     """Sum what chunks of keys up to the own place of queries add to rows, and then later ones."""
     ((weights, rows),) = back.list_factors(free, "dq", x.rows.at, x.rows.queries)
     j = np.arange(len(rows))
@@ -306,7 +305,7 @@ def list_other_normalisers(back: Backward) -> Iterator[Candidate]:
                 factors.append(np.maximum(f, _NO_WEIGHT))
                 off += float(np.sum(np.square((rest - factors[-1][:, None] * part) / scale)))
                 before += float(np.sum(np.square((x.got - exact) / scale)))
-            if off < min(_LEFT_BY_COUNTS * sum(x.got.size for x in wrong), before / 16):
+            if off < min(LEFT_BY_COUNTS * sum(x.got.size for x in wrong), before / 16):
                 keys = slice(first * size, min(last * size, m))
                 best.append((off, keys.stop - keys.start, keys, factors))
     for _, _, keys, factors in sorted(best, key=lambda x: x[:2])[:1]:

@@ -31,7 +31,7 @@ from ..causes.wrong_rows import Sampled, differ, divide, row_sizes, thin
 from .limits import list_own_limits, list_reaches
 from .maps import write_shift
 from .strides import TURNED
-from .sums import Terms, choose_columns, describe_keys, fit_counts, stack_terms
+from .sums import PartTerms, choose_columns, describe_keys, fit_counts, stack_terms
 
 FITTED_ROWS = 16  # of a head, to which times are fitted
 _SQUARE = 9.0  # mean square of z, at most, that is left
@@ -82,7 +82,7 @@ def list_of_tiles(back: Backward) -> Iterator[Candidate]:
         for one in list_candidates(back.first, False) if some and size < count else ():
             if one.of:
                 continue
-            add = partial(_add_other, back, one, of, size)
+            add = partial(_add_beside, back, one, of, size)
             terms = stack_terms(some, back.samples[of].unit, add)
             if (chosen := choose_columns(*terms)) is not None:
                 here = chosen[np.arange(count) // size] > 0
@@ -91,7 +91,7 @@ def list_of_tiles(back: Backward) -> Iterator[Candidate]:
                 yield Candidate(f"{one.text}, but only for {where}", answer=answer)
 
 
-def _add_other(back: Backward, one: Candidate, of: str, size: int, x: Sampled) -> Terms:
+def _add_beside(back: Backward, one: Candidate, of: str, size: int, x: Sampled) -> PartTerms:
     """Return what a candidate adds to rows in each tile beside what it should; NaN if none."""
     other, right = (back.sum_tiles(of, x, size, one=y) for y in (one, Candidate("")))
     more = other - right if other.shape == right.shape else math.nan * right
@@ -138,7 +138,7 @@ class _Moved(NamedTuple):
 
     def list_terms(
         self, back: Backward, terms: Mapping[Index, Doubles], some: Seen, x: Sampled
-    ) -> Terms:
+    ) -> PartTerms:
         """Take the terms of wrong rows, and of others, in the wrong columns."""
         own = terms[x.rows.at]
         both = np.concatenate([own[:, x.rows.queries], self.list_others(back, x, own)])

@@ -31,7 +31,7 @@ from ..causes.wrong_rows import Sampled, row_sizes
 from .arrays import NOWHERE, take_or_zero
 from .maps import list_head_rules
 from .strides import PLURALS
-from .sums import ScoreText, mix_keys, score_rows
+from .sums import LARGEST_LOG, ScoreText, mix_keys, score_rows
 
 _EDGES = 128  # of intervals, at most, that are tried in pairs before they are made exact
 _TURNS = 4  # in which an edge is made exact, and then the other
@@ -43,7 +43,6 @@ _PLACES_LATER = [  # of keys that are read instead
 _SPANS_OF_EACH, _TURNS_OF_SPANS = 2, 3  # of a batch member or head, and turns to find them
 _ROWS_OF_SPAN, _HEADS_OF_SPAN = 3, 3  # that are looked at
 _NUMBERS_OF_SPAN = 2**22  # of sums of keys, at most
-_LARGEST_LOG = 300.0  # of weights, which stay finite
 _LEFT_BY_A_SPAN = 0.6  # of the square of errors, at most
 _LEFT_BY_SPANS = 9.0  # mean square of z, at most
 
@@ -272,7 +271,7 @@ def _find_spans(
         every = []
         for x, of_row in zip(some, lse, strict=True):
             s, v = score(x.rows)
-            of_keys = np.exp(np.minimum(s - of_row, _LARGEST_LOG))[..., None]
+            of_keys = np.exp(np.minimum(s - of_row, LARGEST_LOG))[..., None]
             every.append(of_keys * np.pad(v, ((0, 0), (1, 0)), constant_values=1.0))
         return np.concatenate(every)
 

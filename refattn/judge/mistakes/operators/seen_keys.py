@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -412,7 +412,7 @@ def _find_few(
     The one that leaves least is taken first, and then beside it the next.
     """
     rest, lengths, keys = errors, np.linalg.norm(columns, axis=0), list[int]()
-    times = np.zeros((0, errors.shape[1]))
+    times: Any = np.zeros((0, errors.shape[1]))
     while not np.mean(np.square(rest)) <= _LEFT_BY_FEW:
         if len(keys) == min(most, _MOST_KEYS) or not np.all(np.isfinite(errors)):
             return None

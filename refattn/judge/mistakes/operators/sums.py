@@ -27,16 +27,18 @@ from .maps import write_shift
 
 Scored = tuple[Doubles, Doubles]  # scores of some rows, -inf where a key is hidden, and values
 ScoreText = Callable[[Rows], Scored]
-Terms = tuple[Doubles, Doubles]  # what parts add to rows, (parts, rows, columns), and should add
+PartTerms = tuple[
+    Doubles, Doubles
+]  # what parts add to rows, (parts, rows, columns), and should add
 # The sums of weights and of weighted values that parts make, (parts, rows, 1 + columns), over that
 # of all weights; and what is beside them.
-AddSums = Callable[[Rows], Terms]
-Way = tuple[AddSums, Callable[[Doubles], str]]  # and in words how often each part counts
+AddSums = Callable[[Rows], PartTerms]
+SumWay = tuple[AddSums, Callable[[Doubles], str]]  # and in words how often each part counts
 _SEEN_BY_FIT = 30.0  # root of the sum of squares of z by which a part is known
 _USUAL_OFF, _MOST_OFF = 0.1, 0.45  # how far shares are from 0 or 1: the median, and the most
 _MOST_LEFT = 0.03  # of the square of errors, at most, that a choice leaves
-_OFF_COUNTS, _LEFT_BY_COUNTS = 0.05, 9.0  # how near a fit is to a count; mean square of z, at most
-_LEFT_ALONE, _LARGEST_LOG = 4.0, 300.0  # the same of a null vector; of weights, which stay finite
+_OFF_COUNTS, LEFT_BY_COUNTS = 0.05, 9.0  # how near a fit is to a count; mean square of z, at most
+_LEFT_ALONE, LARGEST_LOG = 4.0, 300.0  # the same of a null vector; of weights, which stay finite
 _SCOPED_TILES = 32  # of which some may go wrong, at most
 _PARTS_OF_TILES = (2, 4, 8)
 Chosen = npt.NDArray[np.int64]
@@ -47,8 +49,8 @@ _LEFT_BY_TILES = 0.03  # of the square of errors, at most, that a choice leaves
 
 
 def stack_terms(
-    some: Iterable[Sampled], unit: float, list_terms: Callable[[Sampled], Terms]
-) -> Terms:
+    some: Iterable[Sampled], unit: float, list_terms: Callable[[Sampled], PartTerms]
+) -> PartTerms:
     """Stack the terms of rows of heads in units of roundings: (parts, numbers), and numbers."""
     columns, rest = [], []
     for x in some:
@@ -59,7 +61,7 @@ def stack_terms(
     return np.concatenate(columns, -1), np.concatenate(rest)
 
 
-def as_terms(add: AddSums, x: Sampled) -> Terms:
+def as_terms(add: AddSums, x: Sampled) -> PartTerms:
     """Write sums as terms of an error: weighted values less the output times the weights."""
     parts, beside = add(x.rows)
     of_parts, rest = (y[..., 1:] - y[..., :1] * x.got for y in (parts, beside))
@@ -87,7 +89,7 @@ def fit_counts(terms: Doubles, rest: Doubles, usual: Any, most: float = math.inf
     left = rest - counts @ terms
     whole = np.max(np.abs(fitted - counts[known]), initial=0.0) < _OFF_COUNTS
     whole = whole and np.all((counts >= 0) & (counts <= most))
-    return counts if whole and left @ left <= _LEFT_BY_COUNTS * len(left) else None
+    return counts if whole and left @ left <= LEFT_BY_COUNTS * len(left) else None
 
 
 def choose_columns(columns: Doubles, rest: Doubles, but_all: bool = True) -> Any:
@@ -125,11 +127,11 @@ def _choose_or_cancel(columns: Doubles, rest: Doubles) -> Any:
     return (share > 0.5).astype(float) if few else None
 
 
-def _list_counted(
+def _list_by_sums(
     problem: Problem,
     wrong: Sequence[Sampled],
     unit: float,
-    ways: Iterable[Way],
+    ways: Iterable[SumWay],
     fit: Callable[[Doubles, Doubles], Any],
 ) -> Iterator[Alternative]:
     """List kernels in whose rows parts count otherwise."""
@@ -147,7 +149,7 @@ def _attend_sums(problem: Problem, add: AddSums, counts: Doubles, rows: Rows) ->
     return exact._replace(out=total[:, 1:] / total[:, :1], lse=exact.lse + np.log(total[:, 0]))
 
 
-def _beside_all_weights(values: Doubles, beside: Doubles) -> Terms:
+def _beside_all_weights(values: Doubles, beside: Doubles) -> PartTerms:
     """Return sums of values alone, which leave that of the weights as it is."""
     return np.insert(values, 0, 0.0, -1), np.insert(beside, 0, 1.0, -1)
 
@@ -161,7 +163,7 @@ def list_stale_weights(
     """List kernels that multiply values of some tiles by the weights of the tile before."""
     sizes = [x for x in TILE_SIZES if 2 * x <= problem.shape[1]]
     ways = [(partial(_add_stale, problem, x), partial(_say_stale, problem, x)) for x in sizes]
-    yield from _list_counted(problem, wrong, unit, ways, partial(choose_columns, but_all=False))
+    yield from _list_by_sums(problem, wrong, unit, ways, partial(choose_columns, but_all=False))
 
 
 def _say_stale(problem: Problem, size: int, tiles: Doubles) -> str:
@@ -169,7 +171,7 @@ def _say_stale(problem: Problem, size: int, tiles: Doubles) -> str:
     return f"values of {keys} meet the weights of the {size} keys before, not rescaled"
 
 
-def _add_stale(problem: Problem, size: int, rows: Rows) -> Terms:
+def _add_stale(problem: Problem, size: int, rows: Rows) -> PartTerms:
     """Return what each tile adds to a result with the weights of the tile before, over its own."""
     head = take_rows(problem, rows)
     exact, s, m = attend(head), score_all(head), head.keys
@@ -192,7 +194,7 @@ def list_crossed_parts(
     for size, count in product(TILE_SIZES, _PARTS_OF_TILES):
         if 2 * size <= m and size >= 8 * count and 4 * count**2 <= elements:
             way = partial(_cross, problem, size, count), partial(_say_crossed, size, count)
-            yield from _list_counted(problem, wrong, unit, [way], partial(_fit_crossed, count))
+            yield from _list_by_sums(problem, wrong, unit, [way], partial(_fit_crossed, count))
 
 
 def _fit_crossed(count: int, terms: Doubles, rest: Doubles) -> Any:
@@ -202,7 +204,7 @@ def _fit_crossed(count: int, terms: Doubles, rest: Doubles) -> Any:
     return None if times is None or np.array_equal(times, times[0] * own) else times
 
 
-def _cross(problem: Problem, size: int, count: int, rows: Rows) -> Terms:
+def _cross(problem: Problem, size: int, count: int, rows: Rows) -> PartTerms:
     """Sum weights of each part of all tiles times values of each part, and what is no key's."""
     head = take_rows(problem, rows)
     w, m = np.exp(score_all(head) - attend(head).lse[:, None]), head.keys
@@ -251,7 +253,7 @@ def list_scoped(
         for text, other, size in texts
         if size < m
     ]
-    yield from _list_counted(problem, wrong, unit, ways, _choose_or_cancel)
+    yield from _list_by_sums(problem, wrong, unit, ways, _choose_or_cancel)
 
 
 def _list_shifted(problem: Problem) -> Iterator[Alternative]:
@@ -286,7 +288,7 @@ def _keep_own_maximum(problem: Problem, edges: Sequence[int], rows: Rows) -> Sco
     return s + np.pad(own, ((0, 0), (0, s.shape[-1] - head.keys))), head.v
 
 
-def _add_other(problem: Problem, other: ScoreText, size: int, rows: Rows) -> Terms:
+def _add_other(problem: Problem, other: ScoreText, size: int, rows: Rows) -> PartTerms:
     """Return what tiles add by another text, less what they should; NaN if that is no other."""
     (s, v), (t, u) = score_rows(Alternative("", problem), rows), other(rows)
     lse = np.logaddexp.reduce(s, -1)[:, None]
@@ -299,7 +301,7 @@ def _add_other(problem: Problem, other: ScoreText, size: int, rows: Rows) -> Ter
 
 def _sum_tiles(s: Doubles, v: Doubles, size: int, keys: int) -> Doubles:
     """Sum weights, and weighted values, over tiles of keys; the last is what is beside the keys."""
-    w, tiles, v = np.exp(np.minimum(s, _LARGEST_LOG)), -(-keys // size), np.insert(v, 0, 1.0, -1)
+    w, tiles, v = np.exp(np.minimum(s, LARGEST_LOG)), -(-keys // size), np.insert(v, 0, 1.0, -1)
     more = (0, tiles * size - keys)
     of_tile = np.pad(w[:, :keys], ((0, 0), more)).reshape(-1, tiles, size).swapaxes(0, 1)
     values = np.pad(v[:keys], (more, (0, 0))).reshape(tiles, size, -1)
@@ -421,7 +423,7 @@ class TilesOfHeads(NamedTuple):
             far = float(left @ left)
         return read if far < _LEFT_BY_TILES * before and np.any(read == every) else None
 
-    def _add(self, rows: Rows) -> Terms:
+    def _add(self, rows: Rows) -> PartTerms:
         """Sum what each tile adds if it is read from each, (tiles, sources, rows, 1 + columns)."""
         head, at = take_rows(self.problem, rows), rows.at
         top, m = attend(head).lse[:, None], head.keys
