@@ -33,8 +33,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arrays.library import Doubles
-from ..rounding.backward import analyse_gradient, gradient_covariance, list_terms
-from ..rounding.covariance import covariance, distinct_columns, has_few_numbers
+from ..rounding.backward import analyse_gradient
+from ..rounding.covariance import (
+    covariance,
+    distinct_columns,
+    gradient_covariance,
+    has_few_numbers,
+)
 from ..rounding.problems import Index, Problem
 from ..rounding.roundings import WORST, Roundings, RowErrors
 from ..rounding.softmax import analyse_softmax
@@ -185,7 +190,8 @@ def list_tokens(problem: Problem, index: Index) -> Doubles:
     """List what rows of a head are sums of: values, or what gradients are sums of."""
     if problem.gradient is None:
         return np.asarray(problem.read(index)["v"])
-    return list_terms(problem.gradient.backs(index), problem.gradient.of)
+    gradient = problem.gradient
+    return np.concatenate([x.terms(gradient.of) for x in gradient.backs(index)])
 
 
 def find_laws(
