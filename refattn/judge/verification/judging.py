@@ -22,7 +22,7 @@ import numpy as np
 from ...arrays.threads import Interrupted, one_blas_thread
 from ..kinds.chosen import judge_choice
 from ..kinds.parts import blame_parts, settle_part
-from ..mistakes.causes.choices import list_rankings
+from ..mistakes.causes.changed_inputs import list_rankings
 from ..mistakes.causes.places import list_remarks, say_rows, suspect_narrower
 from ..mistakes.causes.reasons import explain, explain_gradients
 from ..mistakes.causes.states import find_coarse_state, keep_common
