@@ -3,7 +3,7 @@
 import numpy as np
 
 from refattn import features
-from refattn.judge.rounding.backward import variance_along
+from refattn.judge.rounding.covariance import variance_along
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.problems import pose_arrays, pose_gradients
 from refattn.judge.rounding.roundings import sum_error, walk

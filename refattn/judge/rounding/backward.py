@@ -34,7 +34,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -68,40 +69,50 @@ from .saved import (
 from .score_gradients import PairErrors, analyse_pairs, round_scaled, scaled_spacing
 from .shares import sum_products
 
-_SUM_TOKENS = 256  # that are added at a time
-_CACHED_ROWS = 128  # whose pairs with these are analysed at a time
+_TOKENS = BLOCK_QUERIES, 256  # queries and keys whose pairs are analysed at a time
 _SURE_OF_NOISE = 3.0  # standard deviations of what is rounded
 _SURE_OF_GRADIENTS = 4.0  # standard deviations beyond which roundings are tied to each other
 
 
 class _GradientSum:
-    """A sum of products over tokens, with what its law and bound are made of."""
+    """Some rows of a gradient: sums over tokens, with what their law and bound are made of."""
 
     def __init__(
         self,
-        rows: int,
-        columns: int,
+        backs: Sequence[tuple[BackwardHead, Saved]],
         roundings: Roundings,
-        scale: float,
-        copies: float,
-        rounded: Format | None = None,
+        of: str,
+        rows: slice,
         directions: Doubles | None = None,
     ) -> None:
-        self.roundings, self.scale = roundings, scale
-        self.directions = np.zeros((columns, 0)) if directions is None else directions
+        back, saved = backs[0]
+        self.of, self.rows, self.roundings = of, rows, roundings
+        self.scale = 1.0 if of == "dv" else back.head.scale
+        # Equal tokens have equal errors: a sum of g of them has g times the variance of g others.
+        copies = saved.key_copies if of == "dq" else saved.copies
+        self.copies = float(np.max(copies, initial=1.0))
+        rounded = roundings.weights if of == "dv" else roundings.d_scores
         self.dropped = rounded if rounded is not None and rounded.truncated else None
+        shape = rows.stop - rows.start, back.terms(of).shape[-1]
         unit = None if rounded is None else roundings.unit
-        self.copies = copies  # of a term, at most: they are rounded alike
-        shape, r = (rows, columns), self.directions.shape[1]
+        self.cuts = None if unit is None else CutSum(unit, *shape)
+        self.directions = np.zeros((shape[1], 0)) if directions is None else directions
+        r = self.directions.shape[1]
         self.total, self.near, self.sizes, self.variance = (np.zeros(shape) for _ in range(4))
-        self.shared = np.zeros((rows, r, r))
+        self.shared = np.zeros((len(self.total), r, r))
         self.own, self.running, self.moved = (np.zeros(shape) for _ in range(3))
         self.flushed, self.known = np.zeros(shape), np.zeros(shape)
         self.rounded, self.again = np.zeros(shape), np.zeros(shape)  # by head, and sums of heads
         self.before: Any = (0.0, 0.0, 0.0)  # total, near and moved, of the heads before
         self.terms = self.heads = 0
-        self.walks = True  # whether squares of running sums are found
-        self.cuts = None if unit is None else CutSum(unit, rows, columns)
+        self.by_head = of != "dq" and roundings.by_head and len(backs) > 1
+        # Squares of running sums have a part in variances, or in those of sums of rows that share
+        # errors.
+        shares = of != "dq" and not (roundings.delta_of_out and back.out is not None)
+        self.walks = roundings.scores_matter or shares
+        has_sinks = any(x.head.sink is not None for x, _ in backs)
+        names = list_directions(of, back.head.softcap is not None, has_sinks)
+        self.tangents = {x: np.zeros(shape) for x in names}  # derivatives to known defects
 
     def add_squares(self, variances: Doubles, y: Doubles) -> None:
         """Add squares of y (b, columns) with variances (rows, b), and products along directions."""
@@ -184,6 +195,47 @@ class _GradientSum:
         if self.cuts is not None:
             self.cuts.restart()
 
+    def add_pairs(
+        self, x: PairErrors, back: BackwardHead, saved: Saved, i: slice, j: slice
+    ) -> None:
+        """Add what some queries and keys bring to it."""
+        head, of, roundings = back.head, self.of, self.roundings
+        y = back.terms(of)[j if of == "dq" else i]
+        turn: Callable[[Doubles], Doubles] = np.asarray if of == "dq" else np.transpose
+        numbers = x.s, x.near_s, x.s_bound, x.s_flushed
+        if of == "dq":
+            variances = _vary_queries(self, x, saved, i, y, saved.key_copies[j])
+        elif of == "dk":
+            variances = _vary_keys(x, saved, roundings, i)
+        else:
+            variances = _vary_values(x, saved, i)
+            numbers = x.p, x.near_p, x.p_bound, x.p_flushed
+        self.add_squares(turn(variances), y)
+        # A running sum may be written after some tokens; a sink adds 0.
+        to = None if roundings.parts is None or head.is_sink(j) else roundings.out
+        terms, near, bound, flushed = map(turn, numbers)
+        self.add(terms, near, bound, flushed, y, to)
+        for name, steep in _list_tangents(x, back, saved, roundings, i, of, self.tangents):
+            self.tangents[name] += turn(steep) @ y
+        if of == "dk":  # of which each query has another D; for dq it is a factor
+            d = multiply_slope(x.p, x.slope).T
+            self.tangents["delta"] -= d @ (saved.delta[i, None] * y)
+            self.known -= d @ (saved.delta_shift[i, None] * y)
+
+    def end_head(self, saved: Saved) -> None:
+        """Add what all tokens of a head have in common."""
+        rows = self.rows
+        if self.of == "dq":
+            mean = saved.mean[rows]
+            self.add_products(saved.delta_variance[rows, None] * mean, mean)
+            # All terms of a query have one log normaliser: its error multiplies the sum.
+            common = saved.lse_variance + saved.scores_variance
+            self.add_products(common[rows, None] * self.total, self.total)
+            self.tangents["delta"] -= saved.delta[rows, None] * mean
+            self.known -= saved.delta_shift[rows, None] * mean
+        if self.by_head and self.roundings.out is not None:
+            self.close_head(self.roundings.out)
+
 
 def list_directions(of: str, has_cap: bool, has_sinks: bool) -> list[str]:
     """Name the defects that have a derivative."""
@@ -197,10 +249,10 @@ def exact_gradient(
     rows: slice,
     thin: int = 1,
     to: Callable[[Doubles], Doubles] = np.asarray,
-    step: int = _SUM_TOKENS,
+    step: int = _TOKENS[1],
 ) -> Doubles:
     """Compute the exact gradient of some queries or keys, or one whose running sums are rounded."""
-    gradient = np.zeros((rows.stop - rows.start, backs[0][0].count_columns(of)))
+    gradient = np.zeros((rows.stop - rows.start, backs[0][0].terms(of).shape[-1]))
     for back, saved in backs:
         head = back.head
         for at in blocks(0, head.keys if of == "dq" else len(head.q), step):
@@ -237,85 +289,6 @@ def list_sources(
     return sources
 
 
-def variance_along(
-    backs: Sequence[tuple[BackwardHead, Saved]], roundings: Roundings, of: str, w: Doubles
-) -> Any:
-    r"""Return the variances (...) of sums of w (..., m, columns) times errors of dk or dv.
-
-    With :math:`y_{ij} = c\, q_i \cdot w_j` the sum for dk is that of :math:`\bar s_{ij} y_{ij}`, in
-    which y is what values are for the output: one query moves its weights for all keys.
-    """
-    along = w.reshape(-1, *w.shape[-2:])
-    total = np.zeros(len(along))
-    for back, saved in backs:
-        head = back.head
-        rows = back.d_out if of == "dv" else head.scale * head.q
-        unseen = ((0, len(head.k) - head.keys), (0, 0))
-        columns = [np.pad(x, unseen).T for x in along]
-        for i in blocks(0, len(head.q), BLOCK_QUERIES):
-            means, moves = np.zeros((2, len(along), i.stop - i.start, 1))
-            # Twice over the keys: the means of a row, which errors are about, need all of them.
-            for j in head.blocks(_SUM_TOKENS):
-                tile = scan_tile(head, i, j)
-                if tile is not None:
-                    p, _ = share_tile(tile, saved.lse[i])
-                    s = p * (back.d_out[i] @ head.v[j].T - saved.delta[i, None])
-                    for column, mean, moved in zip(columns, means, moves, strict=True):
-                        y = rows[i] @ column[:, j] * (1.0 if of == "dv" else tile.slope)
-                        mean += np.sum(p * y, -1, keepdims=True)
-                        moved += np.sum(s * y, -1, keepdims=True)
-            for j in head.blocks(_SUM_TOKENS):
-                x = analyse_pairs(back, saved, roundings, i, j, of)
-                if x is None:
-                    continue
-                for number, (mean, moved) in enumerate(zip(means, moves, strict=True)):
-                    y, about = (
-                        rows[i] @ columns[number][:, j],
-                        0.0 if roundings.delta_of_out else mean,
-                    )
-                    if of == "dv":
-                        variances = x.p * x.p * x.log_variance * np.square(y - about)
-                        variances += x.p_variance * y * y
-                    else:
-                        variances = _variances_of_scores(x, y, saved, roundings, i, mean, moved)
-                    total[number] += float(np.sum(saved.copies[i, None] * variances))
-            # One error of a log normaliser, or of D, has a part in all terms of its query.
-            common = np.square(means if of == "dv" else moves)[..., 0]
-            shared = saved.lse_variance[i]
-            if roundings.delta_of_out:
-                shared = shared + saved.scores_variance[i]
-            total += np.sum(saved.copies[i] * shared * common, -1)
-            if of == "dk":
-                variance_of_delta = saved.copies[i] * saved.delta_variance[i]
-                total += np.sum(variance_of_delta * np.square(means)[..., 0], -1)
-    return total.reshape(w.shape[:-2])[()]
-
-
-def _variances_of_scores(
-    x: PairErrors,
-    y: Doubles,
-    saved: Saved,
-    roundings: Roundings,
-    i: slice,
-    mean: Doubles,
-    moved: Doubles,
-) -> Doubles:
-    """Return the variances of derivatives to scores times y, with what they do to D."""
-    # An error d of the log of p_j moves p_j (t_j - D) y_j, and, if D and the normaliser are sums of
-    # these weights, both of them: by p_j d [(t_j - D) (y_j - mean) - moved] in all, with mean and
-    # moved the sums of p y and s y. An error d of t_j moves it by p_j d (y_j - mean).
-    about, off = (0.0, 0.0) if roundings.delta_of_out else (mean, moved)
-    apart = x.t - saved.delta[i, None]
-    variances = x.s_variance * y * y
-    for variance, factor in x.moves():
-        variances += variance * np.square(apart * (factor * y - about) - off)
-    products = saved.products[i, None] * x.t_variance
-    variances += x.p * x.p * products * np.square(x.slope * y - about)
-    if roundings.kept:  # rounded after the division: the normaliser stays, D moves by t_j
-        variances += x.p_variance * np.square(apart * x.slope * y - x.t * about)
-    return variances
-
-
 def analyse_gradient(
     backs: Sequence[tuple[BackwardHead, Saved]],
     roundings: Roundings,
@@ -329,105 +302,61 @@ def analyse_gradient(
     Several heads share keys and values; their gradients are sums over all of them. If directions
     are given, the covariances of each row along them are found, too.
     """
-    cut = list(blocks(rows.start, rows.stop, _CACHED_ROWS)) or [rows]
-    sums = (_sum_rows(backs, roundings, of, i, directions, worst) for i in cut)
-    return RowErrors.join([_close_sum(*x) for x in sums])
+    cut = list(blocks(rows.start, rows.stop, BLOCK_QUERIES)) or [rows]
+    parts = [_GradientSum(backs, roundings, of, i, directions) for i in cut]
+    for part in parts:  # one after another: pairs of its rows with some tokens stay in the cache
+        for back, saved in backs:
+            _add_head(back, saved, roundings, [part], worst)
+    return RowErrors.join([_close_sum(x) for x in parts])
 
 
-def gradient_covariance(
-    law: RowErrors, directions: Doubles, worst: bool = False
-) -> tuple[Doubles, Doubles]:
-    r"""Return the covariances along directions (columns, r) of a law that was found with them.
+def analyse_gradients(
+    backs: Sequence[tuple[BackwardHead, Saved]], roundings: Roundings, names: Sequence[str]
+) -> Iterator[tuple[str, int, slice, RowErrors]]:
+    """Say the same of all rows of several gradients, of which each pair of tokens is analysed once.
 
-    They are (rows, r, r), in two parts. Errors of weights and products move all columns of a row,
-    by the tokens: where a variance is a sum of :math:`\sigma_{ij}^2 k_{jc}^2`, the covariance is
-    that of :math:`\sigma_{ij}^2 k_j k_j^T`. What else the variances have is each column's own.
+    The gradients in queries come by head, with the number of this head; those in keys are sums over
+    heads. Running sums must not be rounded after some tokens, which may be more or fewer than here.
     """
-    found, r = (WORST if worst else 1.0) ** 2 * np.asarray(law.shared), directions.shape[1]
-    variances, together = np.split(found, [len(directions)], -1)
-    return together.reshape(-1, r, r), law.own_covariance(variances, directions, worst)
+    size, tokens = _TOKENS
+    cut = [(of, j) for of in names if of != "dq" for j in blocks(0, backs[0][0].head.keys, tokens)]
+    of_keys = [_GradientSum(backs, roundings, of, j) for of, j in cut]
+    for number, (back, saved) in enumerate(backs):
+        queries = blocks(0, len(back.head.q), size) if "dq" in names else ()
+        of_queries = [_GradientSum([(back, saved)], roundings, "dq", i) for i in queries]
+        _add_head(back, saved, roundings, [*of_queries, *of_keys])
+        yield from (("dq", number, x.rows, _close_sum(x)) for x in of_queries)
+    yield from ((x.of, 0, x.rows, _close_sum(x)) for x in of_keys)
 
 
-def list_terms(backs: Sequence[BackwardHead], of: str) -> Doubles:
-    """List what rows of the gradient are sums of: keys, queries, or derivatives to the output."""
-    tokens = [{"dq": x.head.k, "dk": x.head.q, "dv": x.d_out}[of] for x in backs]
-    return np.concatenate(tokens)
-
-
-def _sum_rows(
-    backs: Sequence[tuple[BackwardHead, Saved]],
+def _add_head(
+    back: BackwardHead,
+    saved: Saved,
     roundings: Roundings,
-    of: str,
-    rows: slice,
-    directions: Doubles | None = None,
+    parts: Sequence[_GradientSum],
     worst: bool = False,
-) -> tuple[_GradientSum, dict[str, Doubles]]:
-    """Sum what so few rows are made of that pairs of them with some tokens are held in the cache.
-
-    Return also the derivatives of the sum to known defects.
-    """
-    scale = 1.0 if of == "dv" else backs[0][0].head.scale
-    columns = backs[0][0].count_columns(of)
-    copies = backs[0][1].key_copies if of == "dq" else backs[0][1].copies
-    # Equal tokens have equal errors: a sum of g of them has g times the variance of g others.
-    most = float(np.max(copies, initial=1.0))
-    rounded = roundings.weights if of == "dv" else roundings.d_scores
-    shape = rows.stop - rows.start, columns
-    sum_ = _GradientSum(*shape, roundings, scale, most, rounded, directions)
-    # They have a part in variances, or in those of sums of rows that share errors.
-    shares = of != "dq" and not (roundings.delta_of_out and backs[0][0].out is not None)
-    sum_.walks = roundings.scores_matter or shares
-    has_sinks = any(back.head.sink is not None for back, _ in backs)
-    names = list_directions(of, backs[0][0].head.softcap is not None, has_sinks)
-    tangents = {x: np.zeros_like(sum_.total) for x in names}
-    size, to = _SUM_TOKENS, None  # tokens of a block, and what the sum is rounded to after each
-    if roundings.parts is not None:
-        size, to = roundings.parts[of == "dq"], roundings.out
-
-    def pairs(back: BackwardHead, saved: Saved, i: slice, j: slice) -> PairErrors | None:
+) -> None:
+    """Add the pairs of a head to rows of gradients; those of all that there are, or of one."""
+    names, sizes = {x.of for x in parts}, roundings.parts or _TOKENS
+    of = parts[0].of if len(names) == 1 else ""
+    queries, keys = ([x.rows for x in parts] for _ in range(2))
+    if of != "dq":  # no block has weights of two that were saved
+        saved_blocks = blocks(0, len(back.head.q), BLOCK_QUERIES)
+        queries = [i for x in saved_blocks for i in blocks(x.start, x.stop, sizes[0])]
+    if of in ("dq", ""):
+        keys = [*back.head.blocks(sizes[1])]
+    for part in parts:
+        part.restart()  # a unit adds the products of one head
+    for i, j in product(queries, keys):
         x = analyse_pairs(back, saved, roundings, i, j, of)
-        return x.with_known_digits(roundings) if worst and x is not None else x
-
-    for back, saved in backs:
-        head = back.head
-        sum_.restart()  # a unit adds the products of one head
-        if of == "dq":
-            for j in head.blocks(size):
-                x = pairs(back, saved, rows, j)
-                if x is not None:
-                    rounded = None if head.is_sink(j) else to  # a sink adds 0
-                    _add_to_queries(sum_, x, saved, rows, head.k[j], copies[j], rounded)
-                    for name, y in _list_tangents(x, back, saved, roundings, rows, names):
-                        tangents[name] += y @ head.k[j]
-            mean, d = saved.mean[rows], saved.delta[rows, None]
-            sum_.add_products(saved.delta_variance[rows, None] * mean, mean)
-            # All terms of a query have one log normaliser: its error multiplies the sum.
-            common = saved.lse_variance + saved.scores_variance
-            sum_.add_products(common[rows, None] * sum_.total, sum_.total)
-            tangents["delta"] -= d * mean
-            sum_.known -= saved.delta_shift[rows, None] * mean
-        else:
-            saved_blocks = blocks(0, len(head.q), BLOCK_QUERIES)  # no block has weights of two
-            for i in (y for x in saved_blocks for y in blocks(x.start, x.stop, size)):
-                x = pairs(back, saved, i, rows)
-                if x is not None:
-                    (_add_to_keys if of == "dk" else _add_to_values)(sum_, x, back, saved, i, to)
-                    if of == "dv":
-                        tangents["scale"] += x.p_scale.T @ back.d_out[i]
-                        if has_sinks:
-                            odds = _odds_without_sink(back, saved, i)
-                            tangents["lost sink"] += (x.p * odds).T @ back.d_out[i]
-                    else:
-                        d = multiply_slope(x.p, x.slope).T
-                        tangents["delta"] -= d @ (saved.delta[i, None] * head.q[i])
-                        sum_.known -= d @ (saved.delta_shift[i, None] * head.q[i])
-                        for name, y in _list_tangents(x, back, saved, roundings, i, names):
-                            tangents[name] += y.T @ head.q[i]
-            if roundings.by_head and roundings.out is not None and len(backs) > 1:
-                sum_.close_head(roundings.out)
-    if of != "dv":  # the factor c before the sum, beside the scores
-        tangents["scale"] += sum_.total
-    return sum_, tangents
+        if x is None:
+            continue
+        x = x.with_known_digits(roundings) if worst else x
+        for part in parts:
+            if part.rows == (i if part.of == "dq" else j):
+                part.add_pairs(x, back, saved, i, j)
+    for part in parts:
+        part.end_head(saved)
 
 
 def _odds_without_sink(back: BackwardHead, saved: Saved, i: slice) -> Doubles:
@@ -445,9 +374,15 @@ def _list_tangents(
     saved: Saved,
     roundings: Roundings,
     i: slice,
-    names: Sequence[str],
+    of: str,
+    names: Collection[str],
 ) -> Iterator[tuple[str, Doubles]]:
-    """List what derivatives to scores gain: by the scale, a cap of no slope, and a lost sink."""
+    """List what weights or derivatives to scores gain: by the scale, a flat cap, a lost sink."""
+    if of == "dv":
+        yield "scale", x.p_scale
+        if "lost sink" in names:
+            yield "lost sink", x.p * _odds_without_sink(back, saved, i)
+        return
     delta = saved.delta[i, None]
     yield "scale", x.s_scale
     if "cap" in names:
@@ -458,16 +393,10 @@ def _list_tangents(
         yield "lost sink", (odds * (x.t - delta) - more) * x.p * x.slope
 
 
-def _add_to_queries(
-    sum_: _GradientSum,
-    x: PairErrors,
-    saved: Saved,
-    i: slice,
-    k: Doubles,
-    copies: Doubles,
-    to: Format | None,
-) -> None:
-    """Add errors of weights, and of D if it is made of them; keys may have copies."""
+def _vary_queries(
+    sum_: _GradientSum, x: PairErrors, saved: Saved, i: slice, k: Doubles, copies: Doubles
+) -> Doubles:
+    """Return variances of terms of dq; add those of D, if it is made of weights, to the sum."""
     roundings = sum_.roundings
     mean, apart = saved.mean[i], x.t - saved.delta[i, None]
     variances = copies * x.s_variance
@@ -489,14 +418,11 @@ def _add_to_queries(
             both, again = rounding * x.t * apart * x.slope, rounding * x.t * x.t
             whole, part = np.sum(again, -1, keepdims=True), both @ k
             sum_.add_products(whole * mean - 2 * part, mean)
-    sum_.add_squares(variances, k)
-    sum_.add(x.s, x.near_s, x.s_bound, x.s_flushed, k, to)
+    return variances
 
 
-def _add_to_keys(
-    sum_: _GradientSum, x: PairErrors, back: BackwardHead, saved: Saved, i: slice, to: Format | None
-) -> None:
-    q, roundings = back.head.q[i], sum_.roundings
+def _vary_keys(x: PairErrors, saved: Saved, roundings: Roundings, i: slice) -> Doubles:
+    """Return variances of terms of dk."""
     # All keys of a query share its normaliser and D, so rows of dk are not independent; here is the
     # variance of each. `variance_along` has those of sums over rows.
     apart = x.t - saved.delta[i, None]
@@ -521,22 +447,21 @@ def _add_to_keys(
         for variance, factor in x.moves():
             variances += variance * np.square(apart * factor)
     variances *= saved.copies[i, None]
-    sum_.add_squares(np.maximum(variances, 0.0, out=variances).T, q)
-    sum_.add(x.s.T, x.near_s.T, x.s_bound.T, x.s_flushed.T, q, to)
+    return np.maximum(variances, 0.0, out=variances)
 
 
-def _add_to_values(
-    sum_: _GradientSum, x: PairErrors, back: BackwardHead, saved: Saved, i: slice, to: Format | None
-) -> None:
-    g = back.d_out[i]
+def _vary_values(x: PairErrors, saved: Saved, i: slice) -> Doubles:
+    """Return variances of terms of dv."""
     shared = (saved.scores_variance + saved.lse_variance)[i, None]
     variances = x.p_variance + x.p * x.p * (x.log_variance + shared)
-    sum_.add_squares((saved.copies[i, None] * variances).T, g)
-    sum_.add(x.p.T, x.near_p.T, x.p_bound.T, x.p_flushed.T, g, to)
+    return np.asarray(saved.copies[i, None] * variances)
 
 
-def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
+def _close_sum(sum_: _GradientSum) -> RowErrors:
     """Multiply the sums by the scale, round them, and return their law."""
+    tangents = sum_.tangents
+    if sum_.of != "dv":  # the factor c before the sum, beside the scores
+        tangents["scale"] = tangents["scale"] + sum_.total
     roundings, scale = sum_.roundings, sum_.scale
     unit = roundings.accumulate.unit
     variance = sum_.variance + sum_.own

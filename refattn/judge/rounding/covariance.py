@@ -8,17 +8,24 @@ Roundings of weights move all columns of a row, by the values. Their covariance 
 and D is diagonal: the roundings of running sums and of the result differ from column to column.
 Roundings of the normaliser, and of its logarithm, multiply a whole row: they add a multiple of
 :math:`\mathrm{out}_i \mathrm{out}_i^T`. Two columns that differ by a power of two are rounded
-alike, and count as one.
+alike, and count as one. Rows of gradients have such covariances, too, and of sums over several rows
+the variances are known.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
+from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
-from .head import TILE_KEYS, SoftmaxHead, count_tile_keys, finite_logs, scan_tiles
+from .head import TILE_KEYS, SoftmaxHead, count_tile_keys, finite_logs, scan_tile, scan_tiles
 from .roundings import BIAS, FINE, RMS, WORST, Roundings, RowErrors
+from .saved import BLOCK_QUERIES, BackwardHead, Saved, share_tile
+from .score_gradients import PairErrors, analyse_pairs
 from .shares import FLUSHED, TileShares, bound_flushed, sum_products
 from .softmax import size_of_log
 from .ties import find_ties
@@ -209,3 +216,96 @@ def distinct_columns(v: Doubles) -> npt.NDArray[np.int64]:
     columns = np.ascontiguousarray((v / unit + 0.0).T)
     first_of = {x.tobytes(): i for i, x in reversed([*enumerate(columns)])}
     return np.sort(np.fromiter(first_of.values(), np.int64))
+
+
+def gradient_covariance(
+    law: RowErrors, directions: Doubles, worst: bool = False
+) -> tuple[Doubles, Doubles]:
+    r"""Return the covariances along directions (columns, r) of a law that was found with them.
+
+    They are (rows, r, r), in two parts. Errors of weights and products move all columns of a row,
+    by the tokens: where a variance is a sum of :math:`\sigma_{ij}^2 k_{jc}^2`, the covariance is
+    that of :math:`\sigma_{ij}^2 k_j k_j^T`. What else the variances have is each column's own.
+    """
+    found, r = (WORST if worst else 1.0) ** 2 * np.asarray(law.shared), directions.shape[1]
+    variances, together = np.split(found, [len(directions)], -1)
+    return together.reshape(-1, r, r), law.own_covariance(variances, directions, worst)
+
+
+def variance_along(
+    backs: Sequence[tuple[BackwardHead, Saved]], roundings: Roundings, of: str, w: Doubles
+) -> Any:
+    r"""Return the variances (...) of sums of w (..., m, columns) times errors of dk or dv.
+
+    With :math:`y_{ij} = c\, q_i \cdot w_j` the sum for dk is that of :math:`\bar s_{ij} y_{ij}`, in
+    which y is what values are for the output: one query moves its weights for all keys.
+    """
+    along = w.reshape(-1, *w.shape[-2:])
+    total = np.zeros(len(along))
+    for back, saved in backs:
+        head = back.head
+        rows = back.terms(of) * (1.0 if of == "dv" else head.scale)
+        unseen = ((0, len(head.k) - head.keys), (0, 0))
+        columns = [np.pad(x, unseen).T for x in along]
+        for i in blocks(0, len(head.q), BLOCK_QUERIES):
+            means, moves = np.zeros((2, len(along), i.stop - i.start, 1))
+            # Twice over the keys: the means of a row, which errors are about, need all of them.
+            for j in head.blocks(4 * TILE_KEYS):
+                tile = scan_tile(head, i, j)
+                if tile is not None:
+                    p, _ = share_tile(tile, saved.lse[i])
+                    s = p * (back.d_out[i] @ head.v[j].T - saved.delta[i, None])
+                    for column, mean, moved in zip(columns, means, moves, strict=True):
+                        y = rows[i] @ column[:, j] * (1.0 if of == "dv" else tile.slope)
+                        mean += np.sum(p * y, -1, keepdims=True)
+                        moved += np.sum(s * y, -1, keepdims=True)
+            for j in head.blocks(4 * TILE_KEYS):
+                x = analyse_pairs(back, saved, roundings, i, j, of)
+                if x is None:
+                    continue
+                for number, (mean, moved) in enumerate(zip(means, moves, strict=True)):
+                    y, about = (
+                        rows[i] @ columns[number][:, j],
+                        0.0 if roundings.delta_of_out else mean,
+                    )
+                    if of == "dv":
+                        variances = x.p * x.p * x.log_variance * np.square(y - about)
+                        variances += x.p_variance * y * y
+                    else:
+                        variances = _variances_of_scores(x, y, saved, roundings, i, mean, moved)
+                    total[number] += float(np.sum(saved.copies[i, None] * variances))
+            # One error of a log normaliser, or of D, has a part in all terms of its query.
+            common = np.square(means if of == "dv" else moves)[..., 0]
+            shared = saved.lse_variance[i]
+            if roundings.delta_of_out:
+                shared = shared + saved.scores_variance[i]
+            total += np.sum(saved.copies[i] * shared * common, -1)
+            if of == "dk":
+                variance_of_delta = saved.copies[i] * saved.delta_variance[i]
+                total += np.sum(variance_of_delta * np.square(means)[..., 0], -1)
+    return total.reshape(w.shape[:-2])[()]
+
+
+def _variances_of_scores(
+    x: PairErrors,
+    y: Doubles,
+    saved: Saved,
+    roundings: Roundings,
+    i: slice,
+    mean: Doubles,
+    moved: Doubles,
+) -> Doubles:
+    """Return the variances of derivatives to scores times y, with what they do to D."""
+    # An error d of the log of p_j moves p_j (t_j - D) y_j, and, if D and the normaliser are sums of
+    # these weights, both of them: by p_j d [(t_j - D) (y_j - mean) - moved] in all, with mean and
+    # moved the sums of p y and s y. An error d of t_j moves it by p_j d (y_j - mean).
+    about, off = (0.0, 0.0) if roundings.delta_of_out else (mean, moved)
+    apart = x.t - saved.delta[i, None]
+    variances = x.s_variance * y * y
+    for variance, factor in x.moves():
+        variances += variance * np.square(apart * (factor * y - about) - off)
+    products = saved.products[i, None] * x.t_variance
+    variances += x.p * x.p * products * np.square(x.slope * y - about)
+    if roundings.kept:  # rounded after the division: the normaliser stays, D moves by t_j
+        variances += x.p_variance * np.square(apart * x.slope * y - x.t * about)
+    return variances

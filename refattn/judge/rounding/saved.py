@@ -40,10 +40,9 @@ class BackwardHead(NamedTuple):
         """Return what D is made of: the derivative as given, if D is taken from the output."""
         return self.d_out if self.given is None or not roundings.delta_of_out else self.given
 
-    def count_columns(self, of: str) -> int:
-        """Count the columns of a gradient."""
-        columns: int = (self.head.v if of == "dv" else self.head.q).shape[-1]
-        return columns
+    def terms(self, of: str) -> Doubles:
+        """Return what a gradient is a sum of, with weights or derivatives to scores."""
+        return {"dq": self.head.k, "dk": self.head.q, "dv": self.d_out}[of]
 
 
 class Residuals(NamedTuple):

@@ -111,8 +111,8 @@ def analyse_pairs(
 ) -> PairErrors | None:
     """Analyse some queries and keys; None if no query sees one.
 
-    The gradient says what is asked for: derivatives to scores not of dv, and roundings of weights
-    only of this or where they are kept.
+    For one gradient less is asked for: no derivatives to scores for dv, and roundings of weights
+    only for this or where they are kept.
     """
     head = back.head
     tile = scan_tile(head, i, j)
@@ -143,15 +143,15 @@ def analyse_pairs(
     hidden = None if least > 0 else p == 0
     if hidden is not None:
         p_variance, near_p = (np.where(hidden, 0.0, x) for x in (p_variance, near_p))
-    p_flushed = _NONE if least >= tiny else p * (p < tiny)
+    p_flushed = p_lost = _NONE if least >= tiny else p * (p < tiny)
+    if roundings.maximum and roundings.weights is not None and of in ("", "dv"):
+        p_lost = p_flushed + p * _round_to_one(tile, roundings.weights, saved.top[i])
     # d p / d log scale = p (s' - sum_j p s'), with s' = d s / d log scale.
     risen = multiply_slope(tile.logits, tile.slope)
     p_scale = p * (risen - saved.logit[i, None])
     if of == "dv":
-        if roundings.maximum and roundings.weights is not None:
-            p_flushed = p_flushed + p * _round_to_one(tile, roundings.weights, saved.top[i])
         weights = p, _NONE, _NONE, tile.slope, tile.slope, p_scale, _NONE, relative, None
-        bounds = rounded_bound + p_flushed, _NONE, p_flushed, _NONE
+        bounds = rounded_bound + p_lost, _NONE, p_lost, _NONE
         return PairErrors(*weights, p_variance, _NONE, _NONE, near_p, _NONE, *bounds)
     t, t_variance, t_bound = multiply_values(back, roundings, i, j)
     apart = t - saved.delta[i, None]
@@ -238,9 +238,9 @@ def analyse_pairs(
         variance,
         near_p,
         near_s,
-        rounded_bound + p_flushed,
+        rounded_bound + p_lost,
         gradient.bound + s_flushed,
-        p_flushed,
+        p_lost,
         s_flushed,
     )
 

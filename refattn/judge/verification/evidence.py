@@ -1,4 +1,38 @@
-"""Tests: bounds on the probability that a correct kernel has such sums of errors over rows."""
+r"""Tests: bounds on the probability that a correct kernel has such sums of errors over rows.
+
+`verify` compares what a kernel gave with what `judge.rounding` says of a correct one. With
+:math:`e` the error, :math:`\sigma` its standard deviation and :math:`D` what rounding to nearest
+alone makes of the exact result, six kinds of statements are tried, each of which a correct kernel
+violates with a probability that is bounded:
+
+* no error exceeds its proven bound, whatever the roundings are;
+* roundings are independent of each other: then each error is sub-Gaussian about
+  :math:`\kappa D` for a :math:`\kappa \in [0, 1]`, which is 0 where noise before a rounding hides
+  what it does to the exact number, and :math:`P(|e - \kappa D| > t \sigma) \le 2 e^{-t^2/2}`;
+* for the mean square of N rows, of which the columns may depend on each other in any way,
+  :math:`P(\overline{z^2} > x) \le (x e^{1 - x})^{N/2}`, by Jensen and Chernoff;
+* the columns of one row of softmax attention depend on each other as their covariance C says:
+  then :math:`P(e^T C^{-1} e > x r) \le (x e^{1 - x})^{r/2}` for its r columns (`joint`), and one
+  wrong row is seen among many;
+* so do sums T of all columns of a few directions u that are known before, the scale, the
+  temperature and a factor of the output (`directions`): their variance is :math:`u^T C u`, and they
+  are about :math:`\kappa T_D`, so that :math:`P(|T - \kappa T_D| > t \sigma) \le 2 e^{-t^2/2}`;
+* errors of rows are symmetric and independent: then a sum over the rows of any fixed combinations
+  of them, over the root of the sum of their squares, exceeds t with probability at most
+  :math:`e^{-t^2/2}` (Efron), whatever their variances are. With the derivative of the output to a
+  defect as weights this is a test for it, and it measures its size.
+
+Rows with the same query, or the same exact result, are rounded alike: g of them have weights 1 / g,
+and count for one. By Jensen and Cauchy both statements about rows hold for that, too.
+
+Gradients are judged in the same way. Those in keys and values have rows that are not independent
+where errors of scores, or of the sum of d_out * out, move the weights of one query for all keys.
+Then the statements on rows are made on heads, and sums along a direction have a known variance:
+:math:`P(|T - \kappa T_D| > t \sigma) \le 2 e^{-t^2/2}`.
+
+    Efron, Student's t-test under symmetry conditions, Journal of the American Statistical
+    Association 64(328), 1969.
+"""
 
 from __future__ import annotations
 

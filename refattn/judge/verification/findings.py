@@ -214,6 +214,14 @@ class ProfileTrial(NamedTuple):
         return self.rejected(alpha), rounded, not known, off
 
 
+def name_first(
+    words: Sequence[str], most: int = 3, more: str = " and so on ({} more)", between: str = ", "
+) -> str:
+    """Write the first of some words, and how many more there are."""
+    rest = len(words) - most
+    return between.join(words[:most]) + more.format(rest) * (rest > 0)
+
+
 def describe_span(numbers: npt.NDArray[Any]) -> str:
     """Write numbers as a range, or a few of them."""
     first, last = int(numbers[0]), int(numbers[-1])

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...arrays.library import Doubles
-from ...arrays.threads import for_each
+from ...arrays.threads import Sequencer, available, for_each
+from ..rounding.backward import analyse_gradients
 from ..rounding.head import CACHED_PAIRS, TILE_KEYS, ScoredRows, Tile, attend_rows, scan_tiles
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
@@ -26,6 +27,7 @@ ONE_PERCENT = 0.01  # of a result, an error that is to be seen
 _TILE_KEYS = 128  # that are looked at along the loss of each
 _FAR = 8.0  # standard deviations at which one of a million elements is surely rejected
 _THIN = 16  # of so many tokens one is enough to tell rows of gradients apart
+_SHARED_PAIRS = 2**24  # of a head, at most, whose gradients are analysed together
 _ANOTHER = 16.0  # units in the last place of a result, from which on it is another
 
 
@@ -253,6 +255,42 @@ class HeadSums:
                 self.keys.add(new, (at, keys))
 
         return sums_of_all
+
+
+def sweep_pairs(sums: Sequence[HeadSums], dtype: str, profile: Profile) -> bool:
+    """Add up the errors of gradients of a backward pass, and analyse each pair of tokens once.
+
+    Return whether that is done. All rows must be looked at, by heads that are the same or share
+    keys, and no running sum be rounded on the way. There must be heads for all threads, and few
+    pairs in each: what is kept of the head of a thread are some 30 numbers for an element.
+    """
+    roundings, order = profile.roundings(dtype), Sequencer()
+    of = {x.problem.result: x for x in sums}
+    (read, *more) = (x.problem.read_by(profile) for x in sums if x.problem.result != "dq")
+    gradient, (n, m, _) = read.gradient, read.shape
+    assert gradient is not None
+    alike = all(x.lead == read.lead for x in more)
+    alike &= "dq" not in of or of["dq"].problem.lead == gradient.forward.lead
+    whole = all(np.sum(x.looked) == np.size(x.weights) for x in sums)
+    few = 0 < n * m <= _SHARED_PAIRS and available() <= 2 * len(gradient.heads)
+    if roundings.parts is not None or not (alike and whole and few):
+        return False
+
+    def work(item: tuple[int, tuple[Index, Sequence[Index]]]) -> None:
+        place, (index, heads) = item
+        with np.errstate(all="ignore"):
+            saved = gradient.saved(index, roundings)
+            laws = analyse_gradients(saved, roundings, [*of])
+            rest = [of[x].add(heads[h] if x == "dq" else index, i, law) for x, h, i, law in laws]
+
+        def sums_of_all() -> None:
+            for add in rest:
+                add()
+
+        order.add(place, sums_of_all)
+
+    for_each(lambda: work, enumerate(gradient.heads.items()), most=len(gradient.heads))
+    return True
 
 
 class RowWeights:

@@ -1,43 +1,12 @@
 r"""Decide whether numbers can be those of a correct kernel: try profiles, and write the verdict.
 
-`verify` compares what a kernel gave with what `judge.rounding` says of a correct one. With
-:math:`e` the error, :math:`\sigma` its standard deviation and :math:`D` what rounding to nearest
-alone makes of the exact result, six kinds of statements are tried, each of which a correct kernel
-violates with a probability that is bounded:
-
-* no error exceeds its proven bound, whatever the roundings are;
-* roundings are independent of each other: then each error is sub-Gaussian about
-  :math:`\kappa D` for a :math:`\kappa \in [0, 1]`, which is 0 where noise before a rounding hides
-  what it does to the exact number, and :math:`P(|e - \kappa D| > t \sigma) \le 2 e^{-t^2/2}`;
-* for the mean square of N rows, of which the columns may depend on each other in any way,
-  :math:`P(\overline{z^2} > x) \le (x e^{1 - x})^{N/2}`, by Jensen and Chernoff;
-* the columns of one row of softmax attention depend on each other as their covariance C says:
-  then :math:`P(e^T C^{-1} e > x r) \le (x e^{1 - x})^{r/2}` for its r columns (`joint`), and one
-  wrong row is seen among many;
-* so do sums T of all columns of a few directions u that are known before, the scale, the
-  temperature and a factor of the output (`directions`): their variance is :math:`u^T C u`, and they
-  are about :math:`\kappa T_D`, so that :math:`P(|T - \kappa T_D| > t \sigma) \le 2 e^{-t^2/2}`;
-* errors of rows are symmetric and independent: then a sum over the rows of any fixed combinations
-  of them, over the root of the sum of their squares, exceeds t with probability at most
-  :math:`e^{-t^2/2}` (Efron), whatever their variances are. With the derivative of the output to a
-  defect as weights this is a test for it, and it measures its size.
-
-Rows with the same query, or the same exact result, are rounded alike: g of them have weights 1 / g,
-and count for one. By Jensen and Cauchy both statements about rows hold for that, too.
-
 One file is one kernel: a profile must explain all rows. Which one is asked of some rows, by
 `compare`, and if another profile is so much likelier than this one that a kernel of this one gives
 such numbers with probability p at most, that p is one more of its tests. Then all rows are tried by
 the likeliest profile, or by the next if that fails. So a kernel of any of the profiles fails with
 probability alpha at most: all tests of a profile, and that of its likelihood, share alpha by Holm.
 
-Gradients are judged in the same way. Those in keys and values have rows that are not independent
-where errors of scores, or of the sum of d_out * out, move the weights of one query for all keys.
-Then the statements on rows are made on heads, and sums along a direction have a known variance:
-:math:`P(|T - \kappa T_D| > t \sigma) \le 2 e^{-t^2/2}`.
-
-    Efron, Student's t-test under symmetry conditions, Journal of the American Statistical
-    Association 64(328), 1969.
+Gradients are judged in the same way: one profile for all of a backward pass.
 """
 
 from __future__ import annotations
@@ -53,7 +22,7 @@ import numpy as np
 from ...arrays.threads import Interrupted, one_blas_thread
 from ..kinds.chosen import judge_choice
 from ..kinds.parts import blame_parts, settle_part
-from ..mistakes.causes.choices import list_rankings
+from ..mistakes.causes.changed_inputs import list_rankings
 from ..mistakes.causes.places import list_remarks, say_rows, suspect_narrower
 from ..mistakes.causes.reasons import explain, explain_gradients
 from ..mistakes.causes.states import find_coarse_state, keep_common
@@ -71,7 +40,7 @@ from .blind import (
 from .choice import Request, choose_for, has_wide_sums, is_narrow, may_be_one
 from .empty_rows import describe_idle, remark_idle
 from .findings import Finding, Numbers, Part, ProfileTrial, weaken
-from .head_sums import ONE_PERCENT, RowWeights
+from .head_sums import ONE_PERCENT, HeadSums, RowWeights, sweep_pairs
 from .joint import ONE_OF_ROWS, find_smallest, knows_columns, list_few, name_wrong, test_each
 from .likelihood import ALIKE, UNCOMPARED, Fit, ProfileSample, compare
 from .looks import (
@@ -85,7 +54,7 @@ from .looks import (
     count_rows,
     split_directions,
 )
-from .trial import attempt, choose_suspects
+from .trial import attempt, begin_sums, choose_suspects
 from .units import add_unit, describe_unit, list_units, on_hardware
 from .verdict import Verdict, join_verdicts
 
@@ -115,6 +84,7 @@ class _Case:
         self.looks: dict[Profile, ProfileSample] = {}
         self.screened: dict[str, float] = {}  # p-values of profiles on some rows
         self.glanced: dict[str, float] = {}  # likewise: tests of their own if they are sure
+        self.sums: dict[str, HeadSums] = {}  # of errors, that are not tested yet
         self.trials: dict[str, ProfileTrial] = {}
         self.coarse = find_coarse_state(self.problem, self.numbers)
 
@@ -156,11 +126,17 @@ class _Case:
         every = rows is not None or self.everything or not problem.is_mean
         split = split_directions(blocks, problem.shape[1], every) if whole else ((), blocks)
         weights = self.weights if rows is None else self.weights.of_rows(problem)
-        enough = -math.inf if rows is None else self.enough
-        look = Look(weights.of(chosen), *split, weights.exact[chosen.reading], enough)
+        enough, sums = (-math.inf, self.sums) if rows is None else (self.enough, {})
+        exact, summed = weights.exact[chosen.reading], sums.pop(name, None)
+        look = Look(weights.of(chosen), *split, exact, enough, summed)
         trial = attempt(problem, self.dtype, chosen, name, self.numbers, self.alpha, look)
         self.seconds += time.perf_counter() - start
         return trial._replace(rows=count_rows(blocks))
+
+    def begin_sums(self, profile: Profile) -> HeadSums:
+        """Begin to add up the errors of all rows."""
+        weights = self.weights.of(profile)
+        return begin_sums(self.problem, self.dtype, profile, self.numbers, weights)
 
     def glance(self, name: str) -> bool:
         """Tell whether a few rows are enough to reject a profile, so surely that no test counts."""
@@ -560,7 +536,20 @@ def _agree(cases: Sequence[_Case], names: Sequence[str]) -> str:
     """Find the likeliest profile that explains all parts; an empty name if there is none."""
     found = sorted(names, key=lambda x: _rank(cases, x))
     left = (x for x in found if not any(y.is_out(x) or y.glance(x) for y in cases))
-    return next((x for x in left if not any(y.rejects(x) for y in cases)), "")
+    return next((x for x in left if not _reject(cases, x)), "")
+
+
+def _reject(cases: Sequence[_Case], name: str) -> bool:
+    """Tell whether a profile explains not all parts; the first that is tried is tried on all."""
+    if len(cases) > 1 and not any(x.trials for x in cases):
+        start, profiles = time.perf_counter(), [x.profiles[name] for x in cases]
+        of_keys = next(y for x, y in zip(cases, profiles, strict=True) if x.problem.result != "dq")
+        sums = [x.begin_sums(y) for x, y in zip(cases, profiles, strict=True)]
+        if sweep_pairs(sums, cases[0].dtype, of_keys):  # which knows what is rounded by head
+            for case, of_part in zip(cases, sums, strict=True):
+                case.sums[name] = of_part
+        cases[0].seconds += time.perf_counter() - start
+    return any(x.rejects(name) for x in cases)
 
 
 def _agree_without_some(cases: Sequence[_Case], names: Sequence[str]) -> str:

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from ...arrays.library import Doubles
 from ...arrays.words import name_element, name_row
 from .. import stats
-from ..rounding.backward import list_directions, variance_along
-from ..rounding.covariance import bound_covariance
+from ..rounding.backward import list_directions
+from ..rounding.covariance import bound_covariance, variance_along
 from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
 from ..rounding.roundings import WORST, Roundings, RowErrors
@@ -66,6 +66,23 @@ _FACTOR_SIZES = (1, 4, 16, 64)  # of tiles whose factors are tried again, likewi
 _LOUD_FACTOR = 4.0  # standard deviations, if columns were independent, from which on
 
 
+def begin_sums(
+    problem: Problem, dtype: str, profile: Profile, numbers: Numbers, weights: Doubles
+) -> HeadSums:
+    """Begin to add up errors along all known defects, with weights of rows by `row_weights`."""
+    names = ["factor", "truncated"]
+    if problem.gradient is not None:
+        has_cap = problem.softcap is not None
+        names += list_directions(problem.gradient.of, has_cap, problem.has_sinks)
+    if problem.is_mean:
+        edges = ["edge+1", "edge-1"] * problem.causal
+        names = [*list_changes(problem), *names, "epsilon", "sink", *edges]
+    if numbers.lse is not None:
+        names.append("lse")
+    rows_apart = problem.rows_apart(profile.roundings(dtype))
+    return HeadSums(problem, names, numbers, weights, rows_apart)
+
+
 def attempt(
     problem: Problem,
     dtype: str,
@@ -79,25 +96,16 @@ def attempt(
 
     The weights are those of `row_weights`, for queries, keys and values as the profile reads them.
     """
-    changes, names = {}, ["factor", "truncated"]
-    roundings = profile.roundings(dtype)
-    rows_apart = problem.rows_apart(roundings)
-    if problem.gradient is not None:
-        has_cap = problem.softcap is not None
-        names += list_directions(problem.gradient.of, has_cap, problem.has_sinks)
-    if problem.is_mean:
-        changes = list_changes(problem)
-        names = [*changes, *names, "epsilon", "sink", *["edge+1", "edge-1"] * problem.causal]
-    if numbers.lse is not None:
-        names.append("lse")
-    errors = HeadSums(problem, names, numbers, look.weights, rows_apart)
-    # All directions on some blocks, and on the rest those that cost little.
-    full = problem if look.full is None else problem._replace(blocks=look.full)
-    sweep(full, dtype, profile, errors.add, changes, look.exact)
+    errors = look.sums or begin_sums(problem, dtype, profile, numbers, look.weights)
+    changes = list_changes(problem) if problem.is_mean else {}
+    if look.sums is None:  # all directions on some blocks, and on the rest those that cost little
+        full = problem if look.full is None else problem._replace(blocks=look.full)
+        sweep(full, dtype, profile, errors.add, changes, look.exact)
     if look.rest:
         few = {x: f for x, f in changes.items() if x in PLAIN_DIRECTIONS}
         rest = problem._replace(blocks=look.rest)
         sweep(rest, dtype, profile, errors.add_few, few, look.exact)
+    roundings, rows_apart = profile.roundings(dtype), errors.rows_apart
     squares, count = errors.square, errors.rows
     if not rows_apart:  # rows of a head are one witness, as they share roundings
         errors.merge_rows()
@@ -106,26 +114,29 @@ def attempt(
     elements = float(errors.elements)
     raw = [*_test_bound(errors), *_test_sizes(errors, elements)]
     raw += _test_lse(errors) if numbers.lse is not None else []
+    read, directions = problem.read_by(profile), list[_Outcome]()
+
+    def needs(enough: float) -> bool:
+        """Tell whether no p-value is so small yet that other tests do not count."""
+        return all(x.log_p >= enough for x in (*raw, *directions))
+
     if errors.along:
-        directions = list(_test_gradients(errors, problem.read_by(profile), roundings))
+        directions += _test_gradients(errors, read, roundings)
     else:
-        directions = list(_test_directions(errors))
-        least = min((x.log_p for x in (*raw, *directions)), default=0.0)
-        doubtful = _list_doubtful(errors) if least >= _NEEDS_NO_OTHER else []
-        if doubtful:
+        directions += _test_directions(errors)
+        if needs(max(_NEEDS_NO_OTHER, look.enough)) and (doubtful := _list_doubtful(errors)):
             errors.add_laws(bound_along(problem, numbers, dtype, profile, doubtful))
             directions = list(_test_directions(errors))
     if problem.is_mean:
         directions += [*_test_keys(errors), *_test_tiles(errors)]
-        directions += _test_loud_factors(errors, problem.read_by(profile), roundings)
-        if min((x.log_p for x in (*raw, *directions)), default=0.0) >= look.enough:
-            raw += _test_loud_tiles(errors, problem.read_by(profile), roundings)
-    read = problem.read_by(profile)
+        if look.full != () or needs(look.enough):  # which say, in a longer look, what is wrong
+            directions += _test_loud_factors(errors, read, roundings)
+        if needs(look.enough):
+            raw += _test_loud_tiles(errors, read, roundings)
     about = read, partial(test_rows, read, numbers, roundings), squares, errors.peak
     of_rows = partial(find_wrong, *about, errors.over > BEYOND, errors.hidden)
     find: Find = cache(partial(of_rows, of_lse=errors.lse_squares))
-    smallest = min((x.log_p for x in (*raw, *directions)), default=0.0)
-    if knows_columns(problem) and smallest >= max(_NEEDS_NO_OTHER, look.enough):
+    if knows_columns(problem) and needs(max(_NEEDS_NO_OTHER, look.enough)):
         raw += _test_rows(find(-math.inf)[0], count)
     # All tests of a profile share alpha. A p-value of e^-700 is as good as 0, and not 0 in float64.
     adjusted = stats.holm([math.exp(max(x.log_p, -700.0)) for x in (*raw, *directions)])

@@ -5,7 +5,7 @@ import pytest
 
 import refattn
 from refattn.judge.kinds.chosen import choose_keys
-from refattn.judge.mistakes.causes.choices import list_choices
+from refattn.judge.mistakes.causes.changed_inputs import list_choices
 from refattn.judge.mistakes.causes.sampled import Rows
 from refattn.judge.rounding.problems import pose_arrays
 from tests.cli import running

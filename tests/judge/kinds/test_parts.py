@@ -7,7 +7,7 @@ import pytest
 
 import refattn
 from refattn.judge.kinds.parts import pose_parts
-from refattn.judge.mistakes.causes.choices import list_merges
+from refattn.judge.mistakes.causes.changed_inputs import list_merges
 from refattn.judge.mistakes.causes.sampled import Rows
 from refattn.judge.rounding.problems import pose_arrays
 from refattn.judge.verification.findings import Numbers, Part

@@ -13,9 +13,9 @@ from refattn.judge.rounding.backward import (
     _close_sum,
     _GradientSum,
     analyse_gradient,
-    gradient_covariance,
-    variance_along,
+    analyse_gradients,
 )
+from refattn.judge.rounding.covariance import gradient_covariance, variance_along
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.head import attend_rows
 from refattn.judge.rounding.roundings import WORST
@@ -548,8 +548,12 @@ def test_keys_that_are_hidden_have_no_part(name):
         np.testing.assert_allclose(getattr(hidden, field), getattr(none, field), rtol=1e-12)
 
 
-def sum_of(kernel, scale, **fields):
-    found = _GradientSum(1, 1, kernel, scale, 3.0)  # of three copies of each term
+def sum_of(kernel, scale, steep=0.0, **fields):
+    one = np.ones((1, 1))
+    saved = gradient("dv", one, one, one, one).gradient.saved((), kernel)
+    found = _GradientSum(saved, kernel, "dv", slice(0, 1))
+    found.scale, found.copies = scale, 3.0  # of three copies of each term
+    found.tangents = {"scale": np.array([[steep]])}
     for name, x in fields.items():
         setattr(found, name, x if name == "terms" else np.array([[x]]))
     return found
@@ -561,7 +565,7 @@ def test_law_and_bound_of_a_sum_by_the_formula(name):
     roundings, c, u = PROFILES[name].roundings("bfloat16"), -0.7, 2.0**-24
     x = {"total": 0.9, "near": 0.91, "sizes": 3.0, "running": 2.0}
     x |= {"variance": 1e-4, "moved": 0.02, "flushed": 1e-5, "terms": 40}
-    rows = _close_sum(sum_of(roundings, c, **x), {"scale": np.array([[0.3]])})
+    rows = _close_sum(sum_of(roundings, c, 0.3, **x))
     walked = 2.0 + 0.9**2 if roundings.scores_matter else 3 * 40 * 0.9**2
     variance = c * c * (1e-4 + slow.BENFORD * u * u * walked)
     step = slow.step(roundings.out, c * 0.9)
@@ -575,8 +579,8 @@ def test_law_and_bound_of_a_sum_by_the_formula(name):
     assert rows.slack == pytest.approx(u * common + 0.7 * 1e-5)
     alone = slow.BENFORD * (u * c) ** 2 * (2.0 + 0.9**2)
     assert rows.apart == pytest.approx(alone + slow.uniform(step))
-    fine = sum_of(roundings._replace(out=None), c, **x | {"variance": 1e-14, "near": 0.9})
-    rows = _close_sum(fine, {"scale": np.array([[0.3]])})
+    fine = sum_of(roundings._replace(out=None), c, 0.3, **x | {"variance": 1e-14, "near": 0.9})
+    rows = _close_sum(fine)
     expected = c * c * (1e-14 + slow.BENFORD * u * u * walked)
     np.testing.assert_allclose(rows.std**2, expected, rtol=1e-6)
     np.testing.assert_allclose(rows.apart, alone)
@@ -599,7 +603,7 @@ def test_gradients_of_keys_are_rounded_after_some_queries(of, fewer):
 def test_sums_beyond_4_standard_deviations_have_no_law(off, known):
     roundings = PROFILES["flash"].roundings("bfloat16")
     sum_ = sum_of(roundings, 2.0, total=1.0, near=1 + off * 0.01, variance=1e-4, terms=1)
-    rows = _close_sum(sum_, {"scale": np.zeros((1, 1))})
+    rows = _close_sum(sum_)
     assert np.isfinite(rows.std).all() == known
 
 
@@ -1035,3 +1039,23 @@ def test_queries_are_saved_block_by_block_in_any_order(name):
     for x, y in zip(found, save_queries(back, roundings), strict=True):
         if isinstance(y, np.ndarray):
             np.testing.assert_array_equal(x, y)
+
+
+@np.errstate(all="ignore")
+@pytest.mark.parametrize("name", ["math", "eager", "flash-maximum", "flash-fast-by-head"])
+def test_laws_of_all_gradients_are_found_together(name):
+    """Each as it is found alone, from two blocks of queries of heads that share keys."""
+    q, k, v, g = arrays(31, "bfloat16", 4, 260, 20, 4, shared=2)
+    shapes, roundings = {"dq": q.shape, "dk": k.shape}, PROFILES[name].roundings("bfloat16")
+    forward = problems.pose_arrays(q, k, v, scale=0.03, sinks=np.linspace(-1, 1, 4))
+    posed = problems.pose_gradients(
+        forward, shapes | {"dv": v.shape}, lambda x: g[x], None, "bfloat16"
+    )
+    of_keys, found = posed["dk"].gradient, 0
+    for index, heads in of_keys.heads.items():
+        saved = of_keys.saved(index, roundings)
+        for of, number, i, law in analyse_gradients(saved, roundings, NAMES):
+            alone = posed[of].analyse(heads[number] if of == "dq" else index, roundings, i)
+            np.testing.assert_equal(law._asdict(), alone._asdict())
+            found += law.out.size
+    assert found == sum(x.size for x in (q, k, v))

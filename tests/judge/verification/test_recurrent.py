@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from refattn import naive, verify, vjp
+from refattn.judge.mistakes.causes.places import as_suspect
 from refattn.judge.mistakes.causes.states import keep_common
-from refattn.judge.mistakes.causes.suspects import as_suspect
 from refattn.judge.rounding.formats import FORMATS
 from refattn.recurrences import rwkv7, state_space_duality
 from tests.cli.running import run

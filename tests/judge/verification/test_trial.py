@@ -9,17 +9,17 @@ import pytest
 
 from refattn import softmax_attention, verify
 from refattn.judge.rounding import PROFILES, problems
-from refattn.judge.rounding.backward import variance_along
-from refattn.judge.rounding.covariance import bound_covariance
+from refattn.judge.rounding.covariance import bound_covariance, variance_along
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.rounding.roundings import WORST
-from refattn.judge.verification import trial
+from refattn.judge.verification import judging, trial
 from refattn.judge.verification.directions import PLAIN_DIRECTIONS, list_changes
 from refattn.judge.verification.evidence import Estimate
 from refattn.judge.verification.findings import Numbers, Suspect
 from refattn.judge.verification.head_sums import row_weights
 from refattn.judge.verification.looks import Look
 from refattn.judge.verification.trial import attempt
+from tests.judge.rounding import rounded
 from tests.judge.rounding.slow import BENFORD, EDGE
 from tests.judge.verification import slow
 
@@ -442,3 +442,34 @@ def test_heads_with_a_defect_of_one_size_are_put_together():
     assert of_size == pytest.approx(0.01 * 5**0.5 / 3)
     assert pooled(0.5, 0.5, 0.5, 0.5) == ([1], [0.5, 0.01, 1.0])
     assert pooled(0.0, 0.02, 0.02, 0.0)[0] == [1]
+
+
+@pytest.mark.parametrize("by_head", [True, False])
+def test_one_sweep_serves_all_gradients(monkeypatch, by_head):
+    """A verdict is that of a sweep for each, also where gradients are rounded by query head."""
+    rng, sweep_pairs, done = np.random.default_rng(3), judging.sweep_pairs, []
+    q, k, v, g = (BF16.round(rng.standard_normal((h, 8, 4))) for h in (2, 1, 1, 2))
+    found = rounded.made("flash", q, k, v, g, "bfloat16", by_head=by_head)
+    some = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "d_out": g,
+        "dtype": "bfloat16",
+        "profile": "flash",
+        "explain": False,
+    }
+
+    def sweep(*of):
+        done.append(sweep_pairs(*of))
+        return done[-1]
+
+    monkeypatch.setattr(judging, "_accepts_narrow_sums", lambda *of: False)
+    verdicts = []
+    for way in (sweep, lambda *of: False):
+        monkeypatch.setattr(judging, "sweep_pairs", way)
+        verdicts.append(verify(**some, **found))
+    together, apart = ({x: y.tests for x, y in verdict.parts.items()} for verdict in verdicts)
+    assert done == [True]
+    np.testing.assert_equal(together, apart)
+    assert verdicts[0].verdict == verdicts[1].verdict != "FAIL"

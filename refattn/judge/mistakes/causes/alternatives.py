@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,9 @@ import numpy as np
 from ....engine.scores import Reach
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
-from ..operators.arrays import list_row_strides
+from ..operators.arrays import list_row_strides, read_rows_at
 from ..operators.strides import PADDED_TO, list_overlapping, list_strides
-from .changed_inputs import list_narrow, list_scales, list_undivided
-from .choices import list_choices, list_merges
+from .changed_inputs import list_choices, list_merges, list_narrow, list_scales, list_undivided
 from .sampled import Alternative, Bias, Place, Result, Rows, Seen, attend, pad_sum, show_band
 from .sequences import fill_tiles, list_packed, one_sequence, within_sequences
 from .wrong_rows import thin
@@ -269,20 +267,13 @@ def _tells_length(mask: Seen) -> bool:
 
 
 def _list_bias_tiles(problem: Problem) -> Iterator[Alternative]:
-    """List biases of which the first row, or a tile, is used for all."""
-    n, m, _ = problem.shape
-    for size, (words, wrap) in product((1, *PADDED_TO), _WRAPPED.items()):
-        text = f"the bias is read as if positions of {words} were taken modulo {size}"
-        if size < (m if words == "keys" else n) and (size > 1 or words == "queries"):
-            text = "row 0 of the bias is used for all queries" if size == 1 else text
-            read = partial(
-                lambda wrap, size, x, at, _: problem.read(at)["bias"][
-                    (y := wrap(x, size=size)).i, y.j
-                ],
-                wrap,
-                size,
-            )
-            yield Alternative(text, problem, bias=read)
+    """List biases of which a tile, of so many queries and keys, is used for all."""
+    for size in (x for x in PADDED_TO if x < problem.shape[0]):
+        text = f"the bias is read as if positions of queries and keys were taken modulo {size}"
+        read = partial(
+            lambda size, x, at, _: problem.read(at)["bias"][x.i % size, x.j % size], size
+        )
+        yield Alternative(text, problem, bias=read)
 
 
 # ALiBi has slopes 2^(-8 h / heads) with h from 1, and a rule of its own (the last row) for numbers
@@ -383,12 +374,9 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
     for size in (x for x in _WRAPS if x < max(n, m)):
         for names, key in (("q", "query i"), ("kv", "key j")):
             text = f"row {key[-1]} % {size} of {' and '.join(names)} is used for {key}"
-            wrapped = problem
-            for name in names:
-                again = partial(lambda size, _, x: x[np.arange(len(x)) % size], size)
-                wrapped = wrapped.replaced(name, again)
             # Copies of the first keys have the weights of these alone.
-            yield Alternative(text, wrapped, plain=names == "q")
+            again = read_rows_at(problem, names, partial(lambda size, x: x % size, size))
+            yield Alternative(text, again, plain=names == "q")
     if len(problem.lead) and problem.lead[-1] > 1:
         # Keys alone: with their values as well, only the order of the sum would change.
         reverse = problem.replaced("k", lambda _, x: x[::-1])

@@ -24,8 +24,8 @@ from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ...verification.findings import Part
 from ..operators.maps import list_head_rules
+from ..operators.sums import PartTerms, stack_terms
 from .alternatives import list_alternatives
-from .fitted import Tiles, count_tiles
 from .heads import list_by_rules
 from .sampled import Alternative, Result, Rows
 from .sequences import list_later_queries
@@ -35,12 +35,9 @@ from .wrong_rows import (
     Sample,
     Sampled,
     compare_outputs,
-    divide,
     draw_sample,
-    find_tiles,
     finite,
     list_wrong,
-    row_sizes,
     stay_wrong,
 )
 
@@ -371,38 +368,10 @@ class Backward:
             factors = factor_gradient(again, left, wanted, one.tile)
             yield weight * factors[0], factors[1]
 
-    def list_counted(self) -> Iterator[Candidate]:
-        """List passes in which tiles of keys count otherwise in dq, or of queries in dk and dv."""
-        for of in sorted(self.failed, key=lambda x: x != "dq"):
-            forward, rows = self.gradients[of].forward, self.parts[of].problem.rows
-            n, m, d = forward.shape
-            # Beside a head without wrong rows, tiles that are wrong in every other are found, too.
-            length = find_tiles(np.pad(self.samples[of].wrong, ((0, 1), (0, 0))))
-            turned = forward if of == "dq" else forward._replace(shape=(m, n, d))
-            columns = partial(self._sum_by_tiles, of)
-            found = count_tiles(turned, self.list_wrong(of), columns, length)
-            if found is None or len({c for x in found.counts.values() for c in x.tolist()}) == 1:
-                continue  # a factor is no count
-            found = found._replace(rows=rows)
-            text = f"in the backward pass {found.describe(forward)}"
-            if of == "dq" and m % found.size == 0 and (read := found.pair()):
-                yield Candidate(text, answer=partial(self._read_tiles, read, found))
-            heads = self.gradients[of].heads
-            every = {(y, at): c for (x, at), c in found.counts.items() for y in heads[x]}
-            bias = found._replace(counts=every).add
-            self.forward.append(Alternative(text, forward, bias=bias))
-            yield Candidate(text, len(self.forward) - 1)
-
-    def _sum_by_tiles(self, of: str, x: Sampled, size: int) -> Doubles:
-        """Sum over tiles of keys, or of queries, what each adds to rows, which are the last."""
-        sums = np.concatenate([self.sum_tiles(of, x, size), -x.got[..., None]], -1)
-        size_of = self.samples[of].unit * row_sizes(np.sum(sums[..., :-1], -1))
-        return np.asarray(divide(sums, size_of[..., None]))
-
     def sum_tiles(
         self, of: str, x: Sampled, size: int, by: int = 0, one: Candidate | None = None
     ) -> Doubles:
-        """Sum over tiles of keys, or of queries, what each adds to rows: (rows, columns, tiles).
+        """Sum over tiles of keys, or of queries, what each adds to rows: (tiles, rows, columns).
 
         Or what its weights times the rows of the tile add that is so many tiles later; 0 beyond.
         """
@@ -412,30 +381,17 @@ class Backward:
             inside = (at >= 0) & (at < len(rows))
             rows = np.where(inside[:, None], rows[at % len(rows)], 0.0)
             tiles = blocks(0, len(rows), size)
-            total = total + np.stack([weights[:, j] @ rows[j] for j in tiles], -1)
+            total = total + np.stack([weights[:, j] @ rows[j] for j in tiles])
         return np.asarray(total)
 
-    def _read_tiles(
-        self,
-        read: Mapping[tuple[Index, int], Sequence[int]],
-        tiles: Tiles,
-        of: str,
-        index: Index,
-        heads: Sequence[Index],
-    ) -> Doubles:
-        """Compute a gradient in which queries read tiles of keys in the place of others."""
-        (n, m, _), plain = self.gradients[of].forward.shape, Alternative("", self.first.forward)
-        rows = self.parts[of].problem.shape
-        total = np.zeros((rows[0], rows[2]))
-        for head, i in product(heads, blocks(0, n, tiles.length)):
-            (back, kept), queries = self.keep(of, head), np.arange(i.start, i.stop)
-            sources = read.get((head, i.start // tiles.length), range(m // tiles.size))
-            for j, source in zip(blocks(0, m, tiles.size), sources, strict=True):
-                keys = source * tiles.size + np.arange(tiles.size)
-                again = BackwardHead(plain.head(Rows(head, queries, keys)), back.d_out[i], None)
-                left = Kept(*(x[i] for x in kept))
-                total[i if of == "dq" else j] += compute_gradient(again, left, of)
-        return total
+    def stack_ways(self, ways: Sequence[Candidate], of: str, some: Sequence[Sampled]) -> PartTerms:
+        """Stack what candidates give for some rows, and these rows, as in `stack_terms`."""
+
+        def compute(x: Sampled) -> PartTerms:
+            at, i = x.rows.at, x.rows.queries
+            return np.stack([self.predict(one, of, at, i) for one in ways]), x.got
+
+        return stack_terms(some, self.samples[of].unit, compute)
 
     def find_left(self, one: Candidate, of: str) -> tuple[list[Index], int]:
         """Find wrong rows, of so many, that a candidate leaves wrong."""

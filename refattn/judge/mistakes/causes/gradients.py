@@ -21,31 +21,17 @@ from ...rounding.saved import BackwardHead
 from ...verification.empty_rows import find_unseen
 from ...verification.findings import ONLY_IN, Part, Suspect, describe_span, name_heads, name_span
 from ..defects.catalogue import Mutant
-from ..operators.backward_counts import (
-    COUNTS,
-    list_chunks_seen,
-    list_columns_counted,
-    list_other_normalisers,
-    list_transposed,
-)
-from ..operators.backward_places import (
-    FITTED_ROWS,
-    GROUPED_PAIRS,
-    OFF_COUNTS,
-    list_limited,
-    list_moved_terms,
-    list_of_tiles,
-    list_other_numbers,
-    list_read_elsewhere,
-)
+from ..operators import backward_counts, backward_places
+from ..operators.backward_counts import COUNTS
 from ..operators.intervals import find_interval
-from ..operators.tiles import describe_keys
+from ..operators.sums import describe_keys, fit_counts
 from .backward import (
     LSE_AND_DELTA,
     Backward,
     Candidate,
     HeadPass,
     Lookup,
+    Shares,
     compute_gradient,
     count_once,
     factor_gradient,
@@ -54,10 +40,9 @@ from .backward import (
     share_like,
 )
 from .edited import EditedHeads, as_clause, known_rows
-from .places import list_places
+from .places import as_suspect, list_places, say_what_is_left
 from .sampled import Alternative, Rows
 from .slips import name_keys
-from .suspects import as_suspect, say_what_is_left
 from .wrong_rows import (
     Comparison,
     Sample,
@@ -67,7 +52,6 @@ from .wrong_rows import (
     divide,
     fit_number,
     row_sizes,
-    thin,
 )
 
 _SQUARE, _SHARE, _LIKE = 9.0, 0.95, 0.8  # of z, at most; of the error, and of the change, at least
@@ -283,7 +267,7 @@ def _list_weighed(back: Backward) -> Iterator[Candidate]:
         heads = back.gradients[of].heads
         if max(map(len, heads.values()), default=1) == 1:
             return
-        some = [x.take(thin(np.arange(len(x.got)), FITTED_ROWS)) for x in back.list_wrong(of)]
+        some = [x.few(backward_places.FITTED_ROWS) for x in back.list_wrong(of)]
         fitted = {x.rows.at: _fit_times(back, of, x) for x in some}
         counts = {at: x for at, x in fitted.items() if x is not None}
         if len(counts) < len(fitted):
@@ -302,29 +286,17 @@ def _fit_times(back: Backward, of: str, x: Sampled) -> dict[Index, int] | None:
     own = back.gradients[of].heads[x.rows.at]
     forward = back.gradients[of].forward
     heads, (n, m, _) = forward.lead[-1], forward.shape
-    few = heads <= _MOST_QUERY_HEADS and heads * n * m <= GROUPED_PAIRS
+    few = heads <= _MOST_QUERY_HEADS and heads * n * m <= backward_places.GROUPED_PAIRS
     every = [(*own[0][:-1], h) for h in range(heads)] if few else own
 
-    def alone(head: Index) -> Doubles:
-        one = Candidate("", share=lambda _: [(head, 1.0)])
-        return back.predict(one, of, x.rows.at, x.rows.queries)
+    # What each head would give alone.
+    alone = [Candidate("", share=partial(_take_head, y)) for y in every]
+    counts = fit_counts(*back.stack_ways(alone, of, [x]), [y in own for y in every], _OFTENEST)
+    return None if counts is None else {y: int(c) for y, c in zip(every, counts, strict=True) if c}
 
-    size = back.samples[of].unit * row_sizes(x.got)
-    # What each head would give alone, in units of roundings.
-    columns = np.stack([(alone(y) / size).ravel() for y in every], -1)
-    with np.errstate(all="ignore"):
-        got = (x.got / size).ravel()
-    if not np.all(np.isfinite(columns)) or not np.all(np.isfinite(got)):
-        return None
-    fitted = np.linalg.lstsq(columns, got, rcond=None)[0]
-    # Heads count a whole number of times.
-    counts = np.rint(fitted)
-    left = got - columns @ counts
-    if np.max(np.abs(fitted - counts)) > OFF_COUNTS or np.mean(left * left) > _SQUARE:
-        return None
-    if np.any((counts < 0) | (counts > _OFTENEST)):
-        return None
-    return {y: int(c) for y, c in zip(every, counts, strict=True) if c}
+
+def _take_head(head: Index, _: object) -> Shares:
+    return [(head, 1.0)]
 
 
 def _describe_weights(
@@ -544,20 +516,20 @@ _LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
     _list_masked,
     _list_weighed,
     _list_lost,
-    Backward.list_counted,
+    backward_counts.list_tiles_counted,
     _list_rescaled,
-    list_read_elsewhere,
+    backward_places.list_read_elsewhere,
     _list_rounded_scores,
     _list_regrouped,
-    list_limited,
-    list_columns_counted,
-    list_chunks_seen,
-    list_of_tiles,
+    backward_places.list_limited,
+    backward_counts.list_columns_counted,
+    backward_counts.list_chunks_seen,
+    backward_places.list_of_tiles,
     _list_added_rows,
     _list_padded,
-    list_transposed,
-    list_moved_terms,
+    backward_counts.list_transposed,
+    backward_places.list_moved_terms,
     lambda back: list_edited_backward(back, known_rows(back.first.forward)),
-    list_other_numbers,  # of each row: what has no such number comes first
-    list_other_normalisers,
+    backward_places.list_other_numbers,  # of each row: what has no such number comes first
+    backward_counts.list_other_normalisers,
 )

@@ -13,21 +13,20 @@ from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
-from ...verification.findings import ONLY_IN, Numbers, Suspect
+from ...verification.findings import ONLY_IN, Numbers, Suspect, name_first
 from ..operators.maps import Map, list_heads_read, list_maps, write_shift
 from ..operators.strides import PADDED_TO, list_swaps
 from .alternatives import SLOPES, list_alternatives
-from .places import list_rows
+from .places import as_suspect, list_rows
 from .sampled import Alternative, Result, Rows, answer_places, read_heads
 from .slips import NORMALISERS, PARTS
-from .suspects import as_suspect
 from .wrong_rows import FAR, Sample, Sampled, differ, divide, error_of_lse, finite, thin
 
 _HEADS, _ROWS_OF_EACH = 32, 8  # that are compared, at most
 _SEVERAL = 2  # numbers, at least, that are those of other heads
 _STEPS, _LEAST_STEP = 3, 1e-7  # of a number that follows log normalisers; of it, each at least
 _MOST_ERRORS = 8.0  # how far it may move: those of a few rows alone are hardly known
-_FEWEST_OFF, _HEADS_NAMED = 4, 3  # rows of a head; heads that are named
+_FEWEST_OFF = 4  # rows of a head
 _EQUAL = 1e-3  # relative distance of equal numbers
 Lse = Callable[[Rows], Result]
 
@@ -226,21 +225,18 @@ def list_offsets(
         else:
             # `name_offset` says one number that is that of all heads.
             if max(errors, default=np.inf) < FAR and (text or not _are_alike([*found.values()])):
-                yield _say_how_large(problem, found, text), _Offset(problem, found, rule, exact)
+                yield (
+                    _say_how_large(problem, found, text),
+                    partial(_offset, problem, found, rule, exact),
+                )
 
 
-class _Offset:
-    """Results whose log normalisers are off."""
-
-    def __init__(
-        self, problem: Problem, found: Mapping[Index, float], rule: Any, exact: Lse
-    ) -> None:
-        self.about = problem, found, rule, exact
-
-    def __call__(self, rows: Rows) -> Result:
-        problem, found, rule, exact = self.about
-        x = exact(rows)
-        return x._replace(lse=x.lse + found.get(rows.at, 0.0) * rule(problem, rows, x))
+def _offset(
+    problem: Problem, found: Mapping[Index, float], rule: Any, exact: Lse, rows: Rows
+) -> Result:
+    """Compute results whose log normalisers are off."""
+    x = exact(rows)
+    return x._replace(lse=x.lse + found.get(rows.at, 0.0) * rule(problem, rows, x))
 
 
 def _are_alike(numbers: Sequence[float]) -> bool:
@@ -266,5 +262,4 @@ def _say_how_large(problem: Problem, found: Mapping[Index, float], text: str) ->
             times = f"{c:.4g}{words}" if abs(c - 1) > _EQUAL or not words else words[7:]
             return f"larger by {times}{text}"
     each = [f"{c:.4g} in head {place(x)}" for x, c in found.items()]
-    more = f" and so on in {len(each) - _HEADS_NAMED} more" if len(each) > _HEADS_NAMED else ""
-    return f"larger by a number of each head{text}, {', '.join(each[:_HEADS_NAMED])}{more}"
+    return f"larger by a number of each head{text}, {name_first(each)}"

@@ -495,3 +495,22 @@ def suspect_narrower(problem: Problem, dtype: str) -> Iterator[str]:
         ):
             yield f"q, k and v hold only {name} numbers: is that the dtype of the kernel?"
             return
+
+
+# --- suspects -------------------------------------------------------------------------------------
+
+
+def as_suspect(text: str, share: float = 1.0, name: str = "convention") -> Suspect:
+    """Write a suspect that has no size."""
+    return Suspect(name, math.nan, math.nan, math.nan, share, text)
+
+
+def say_what_is_left(suspect: Suspect, left: Sequence[Index], count: int) -> Suspect:
+    """Say which of so many wrong rows a cause leaves wrong; one that leaves most is no cause."""
+    if not left:
+        return suspect
+    rows = f"{len(left)} of {count} wrong rows, the first is {name_row(left[0])}"
+    text = f"{suspect.text.replace('agrees if', 'agrees in part if')}; it does not explain {rows}"
+    name = suspect.name if 2 * len(left) < count else "convention in part"
+    share = min(suspect.explained, 1 - len(left) / count)
+    return suspect._replace(name=name, text=text, explained=share)

@@ -6,9 +6,8 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache, wraps
-from inspect import signature
-from typing import Any, TypeVar, cast
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +36,7 @@ from .gradients import explain_backward
 from .normalisers import name_offset, share_of_offset
 from .places import (
     analyse_sample,
+    as_suspect,
     describe_place,
     find_coarse,
     find_common_factor,
@@ -46,16 +46,15 @@ from .places import (
     remark_normalisers,
     remark_stale,
     remark_zeros,
+    say_what_is_left,
 )
 from .sampled import Alternative
 from .search import SearchTask, leave_roundings, search_causes, search_without_zeros
 from .states import explain_states
-from .suspects import as_suspect, say_what_is_left
 from .trials import ERRORS, say_of_weights
 from .wrong_rows import Sample, are_zero, tell_causes
 
 _LOG = logging.getLogger(__name__)
-_Search = TypeVar("_Search", bound=Callable[..., Any])
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
 _AS_WELL = 0.005  # the same of a fit beside a cause that holds
@@ -95,41 +94,27 @@ _IN_FLOAT32 = (  # what is said of such numbers of float64, and their cause
 _TRUNCATED = 2.0  # spacings beyond which nothing is truncated
 
 
-def _ends_no_verdict(verdicts: str) -> Callable[[_Search], _Search]:
-    """Decorate a search to return the verdicts that it was given, if it meets an error.
-
-    Of fits those are left that explain nearly all of the error.
-    """
-
-    def keep(verdict: Verdict) -> Verdict:
-        return verdict._replace(suspects=[x for x in verdict.suspects if x.explained >= _MOST])
-
-    def decorate(search: _Search) -> _Search:
-        @wraps(search)
-        def run(*args: Any, **named: Any) -> Any:
-            try:
-                return search(*args, **named)
-            except ERRORS as error:
-                _LOG.warning("refattn's search for causes ended with %r", error)
-                given = signature(search).bind(*args, **named).arguments[verdicts]
-                if isinstance(given, Verdict):
-                    return keep(given)
-                return {x: keep(y) for x, y in given.items()}
-
-        return cast(_Search, run)
-
-    return decorate
+def _keep_what_is_sure(error: Exception, verdict: Verdict) -> Verdict:
+    """Return a verdict whose search met an error, with the fits that explain nearly all."""
+    _LOG.warning("refattn's search for causes ended with %r", error)
+    return verdict._replace(suspects=[x for x in verdict.suspects if x.explained >= _MOST])
 
 
-@_ends_no_verdict("verdict")
-def explain(
+def explain(problem: Problem, numbers: Numbers, verdict: Verdict, *options: Any) -> Verdict:
+    """Give the verdict on a failed output its suspects, and the place of the wrong rows."""
+    try:
+        return _explain(problem, numbers, verdict, *options)
+    except ERRORS as error:
+        return _keep_what_is_sure(error, verdict)
+
+
+def _explain(
     problem: Problem,
     numbers: Numbers,
     verdict: Verdict,
     profile: ProfileChoice = None,
     mistakes: Sequence[Mutant] = (),
 ) -> Verdict:
-    """Give the verdict on a failed output its suspects, and the place of the wrong rows."""
     if problem.gradient is not None or 0 in (*problem.lead, *problem.shape):
         return verdict
     profiles = list_profiles(verdict, numbers, profile)
@@ -256,18 +241,26 @@ def _search_scores(
     return found, [] if known else [*fits], sample
 
 
-@_ends_no_verdict("verdicts")
 def explain_gradients(
+    parts: Mapping[str, Part], verdicts: Mapping[str, Verdict], *options: Any
+) -> dict[str, Verdict]:
+    """Give the verdicts on failed gradients their suspects; that on the output is an option.
+
+    If the output has another scale, causes are those of a backward pass with that scale.
+    """
+    try:
+        return _explain_gradients(parts, verdicts, *options)
+    except ERRORS as error:
+        return {x: _keep_what_is_sure(error, y) for x, y in verdicts.items()}
+
+
+def _explain_gradients(
     parts: Mapping[str, Part],
     verdicts: Mapping[str, Verdict],
     profile: ProfileChoice,
     forward: Verdict | None,
     mistakes: Sequence[Mutant] = (),
 ) -> dict[str, Verdict]:
-    """Give the verdicts on failed gradients their suspects; that on the output is `forward`.
-
-    If the output has another scale, causes are those of a backward pass with that scale.
-    """
     failed = [name for name, x in verdicts.items() if x.verdict == "FAIL"]
     if not failed:
         return dict(verdicts)

@@ -32,10 +32,9 @@ from .normalisers import (
     list_moved_normalisers,
     list_offsets,
 )
-from .places import list_places
+from .places import as_suspect, list_places, say_what_is_left
 from .sampled import Alternative, Result, Rows
 from .slips import NORMALISERS, fit_normalisers
-from .suspects import as_suspect, say_what_is_left
 from .trials import EXPLAINED_BY_WRONG, Explained, Trials, leave_without_keys
 from .wrong_rows import (
     FAR,

@@ -20,8 +20,7 @@ from ...verification.findings import ONLY_IN, Finding, Numbers, Suspect, name_he
 from ..operators.disturbed import list_fitted_decays, list_wrong_states
 from ..operators.handed_on import CHUNK_SIZES, list_handed_on
 from ..operators.maps import HeadRule, list_heads_read
-from .places import by_row, describe_factors
-from .suspects import as_suspect
+from .places import as_suspect, by_row, describe_factors
 from .wrong_rows import row_sizes
 
 _CLIPS = (4, 5, 8, 10, 15, 16, 20, 30, 32, 40, 50, 60, 64, 80, 88)  # of exponents

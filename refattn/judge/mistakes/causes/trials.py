@@ -21,48 +21,29 @@ from ...rounding.softmax import analyse_softmax
 from ...verification.empty_rows import fit_convention
 from ...verification.findings import Numbers, name_number
 from ..defects.catalogue import Mutant
-from ..operators.arrays import list_reads, list_rings, list_sinks
-from ..operators.classes import (
-    list_merged_more,
-    list_partial_sums,
-    list_reweighed,
-    list_stale_weights,
-)
-from ..operators.columns import list_column_factors, list_columns, list_widths
-from ..operators.exponentials import (
-    list_powers,
-    list_rounded_by_tiles,
-    list_weights,
-)
-from ..operators.intervals import list_intervals, list_lost_parts
-from ..operators.limits import (
-    list_mask_ends,
-    list_own_limits,
-    list_reaches,
-    list_windows,
-    rate_limits,
-)
-from ..operators.own_keys import (
-    list_factored_keys,
-    list_few_keys,
-    list_other_values,
-    list_own_keys,
-)
-from ..operators.pages import list_blocks_of_cache
-from ..operators.patterns import list_cuts, list_patterns, list_row_scales
-from ..operators.seen_keys import list_seen_keys
-from ..operators.spans import list_spans
-from ..operators.strides import list_addresses, list_swaps
-from ..operators.tiles import (
-    list_crossed_parts,
-    list_moved_tiles,
-    list_scoped,
+from ..operators import (
+    arrays,
+    classes,
+    exponentials,
+    factors,
+    intervals,
+    limits,
+    pages,
+    patterns,
+    seen_keys,
+    strides,
+    sums,
 )
 from .alternatives import list_added, list_alternatives, list_families, list_halves
 from .changed_inputs import list_mixed_columns, list_normalised, list_rotated, list_smoothed
 from .edited import known_rows, list_edited
-from .fills import STARTS, list_filled, list_fills, rate_fill
-from .fitted import list_counted, list_wrong_tiles, sum_by_tiles
+from .fitted import (
+    STARTS,
+    list_filled,
+    list_fills,
+    list_wrong_tiles,
+    rate_fill,
+)
 from .heads import describe_numbers, list_exchanged, list_of_heads, list_other_places
 from .normalisers import follow_normalisers
 from .sampled import Alternative, Place, Result, Rows, Seen, attend
@@ -123,12 +104,17 @@ _PLAIN_LISTS: tuple[Callable[[Problem], Iterator[Alternative]], ...] = (
     list_rotated,
     list_normalised,
     list_mixed_columns,
-    list_weights,
-    list_lost_parts,
-    list_sinks,
+    exponentials.list_weights,
+    intervals.list_lost_parts,
+    arrays.list_sinks,
 )
-_OF_WRONG_ROWS = list_column_factors, list_columns, list_partial_sums
-_OF_KEYS = list_factored_keys, list_few_keys, list_other_values, list_cuts, list_patterns
+_OF_WRONG_ROWS = arrays.list_column_factors, arrays.list_columns, classes.list_partial_sums
+_OF_FEW_ROWS = sums.list_stale_weights, sums.list_crossed_parts
+_OF_ALL_ROWS = (
+    *(factors.list_factored_keys, seen_keys.list_few_keys, seen_keys.list_other_values),
+    *(patterns.list_cuts, patterns.list_patterns),
+)
+_ROW_BY_ROW = patterns.list_row_scales, seen_keys.list_seen_keys, classes.list_reweighed
 _ROUNDED: Mapping[str, Mapping[str, Any]] = {
     "sums of products are kept in float16": {"accumulate": "float16"},
     "sums of products are kept in bfloat16": {"accumulate": "bfloat16"},
@@ -191,7 +177,7 @@ class Trials:
             divide(differ(x.got, y.out), size)
             for x, y, size in zip(sample.heads, self.given, self.sizes, strict=True)
         ]
-        self.rate = partial(rate_limits, sample.unit)
+        self.rate = partial(limits.rate_limits, sample.unit)
         # Right rows between wrong ones contradict no cause of numbers: it may act in some alone.
         edges = np.sum(sample.wrong[:, 1:] != sample.wrong[:, :-1])
         several = edges > max(_SCATTERED * np.sum(sample.wrong), _FIRST_ROWS) and not sample.told
@@ -281,13 +267,13 @@ class Trials:
         """List what explains enough, of all alternatives."""
         alternatives = [*list_edited(self.posed, self.mistakes, of_user=True)]
         alternatives += chain(*(self.guard(x(self.problem)) for x in _PLAIN_LISTS))
-        for words, swapped in list_swaps(self.problem):
+        for words, swapped in strides.list_swaps(self.problem):
             text = f"heads and queries of the output are swapped, with the strides of {words}"
             alternatives.append(Alternative(text, self.problem, answer=swapped))
         yield from self.explain_all(alternatives)
         families = [*list_families(self.problem)]
         if not self.sample.told or np.sum(self.sample.wrong) >= _ROWS_OF_POWER:
-            families += list_powers(self.problem)
+            families += exponentials.list_powers(self.problem)
         for text, family, starts in families:
             yield from self.fit(text, family, starts)
         for text, fill in self._find_fills():
@@ -299,8 +285,10 @@ class Trials:
         enough &= not are_zero(self.sample)
         for x, own in zip(self.first, self.given_first, strict=True) if enough else ():
             some = self.problem, x, self.sample.unit * row_sizes(own)
-            reaches = list_reaches(self.problem, x, self.rate)
-            yield from self.explain_all(chain(list_intervals(*some), list_windows(*some), reaches))
+            reaches = limits.list_reaches(self.problem, x, self.rate)
+            yield from self.explain_all(
+                chain(intervals.list_intervals(*some), limits.list_windows(*some), reaches)
+            )
 
     def _find_fills(self) -> Iterator[tuple[str, Callable[[float], Alternative]]]:
         """Find the ways to hide keys by a number that come nearest to rows, or their lse."""
@@ -315,7 +303,6 @@ class Trials:
     def list_fitted(self) -> list[Iterator[Alternative]]:
         """Return lists of what is fitted to wrong rows: places that are read, tiles of keys."""
         problem, unit, wrong = self.problem, self.sample.unit, self.sample.wrong
-        columns, length = partial(sum_by_tiles, problem, unit), find_tiles(wrong)
         every = list_wrong(problem, self.about[1], wrong)
         heads = (x for x in self.sample.heads if x.wrong.any())
         few = [x.take(thin(np.flatnonzero(x.wrong), _FIRST_ROWS)) for x in heads]
@@ -323,28 +310,29 @@ class Trials:
         of_first = zip(self.first, self.given_first, strict=True)
         first = [(problem, x, unit * row_sizes(y)) for x, y in of_first]
         if self.sample.told or self.scattered:
-            lists.append(list_own_keys(problem, every, unit))
-        lists += [list_blocks_of_cache(problem, few, unit), list_mask_ends(problem, every, unit)]
-        lists += [list_reads(*x) for x in first]
-        lists.append(self.take_nearest(list_rings(problem)))
-        lists.append(list_counted(problem, every, columns, length))
-        lists += [list_other_places(problem, self.sample), list_addresses(problem, every, unit)]
-        lists += [list_widths(problem), self.take_nearest(list_wrong_tiles(problem))]
-        reach = partial(list_reaches, rate=self.rate, wrong=self.mark_wrong)
-        lists += [reach(problem, x) for x in self.first if length]
-        lists += [list_own_limits(problem, every, self.rate)]
+            lists.append(seen_keys.list_own_keys(problem, every, unit))
+        lists.append(pages.list_blocks_of_cache(problem, few, unit))
+        lists.append(limits.list_mask_ends(problem, every, unit))
+        lists += [arrays.list_reads(*x) for x in first]
+        lists.append(self.take_nearest(arrays.list_rings(problem)))
+        lists.append(list_other_places(problem, self.sample))
+        lists.append(strides.list_addresses(problem, every, unit))
+        lists += [arrays.list_widths(problem), self.take_nearest(list_wrong_tiles(problem))]
+        reach = partial(limits.list_reaches, rate=self.rate, wrong=self.mark_wrong)
+        lists += [reach(problem, x) for x in self.first if find_tiles(wrong)]
+        lists.append(limits.list_own_limits(problem, every, self.rate))
         lists += [x(problem, every, unit) for x in _OF_WRONG_ROWS]
-        lists += [x(problem, few, unit) for x in (list_stale_weights, list_crossed_parts)]
-        lists += [x(problem, every, unit) for x in (list_moved_tiles, list_spans)]
-        lists += [list_smoothed(problem), self.take_nearest(list_rounded_by_tiles(problem))]
-        lists.append(list_scoped(problem, list_alternatives(problem), few, unit))
+        lists += [x(problem, few, unit) for x in _OF_FEW_ROWS]
+        lists += [sums.list_moved_tiles(problem, every, unit)]
+        lists += [intervals.list_spans(problem, every, unit), list_smoothed(problem)]
+        lists.append(self.take_nearest(exponentials.list_rounded_by_tiles(problem)))
+        lists.append(sums.list_scoped(problem, list_alternatives(problem), few, unit))
         if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
             rows = known_rows(self.posed) if self.posed.kind in ("scores", "map") else ()
             lists.append(filter(self.changes, list_edited(self.posed, rows)))
-        lists += [x(problem, every, unit) for x in _OF_KEYS]
-        for listing_by in (list_row_scales, list_seen_keys, list_reweighed):
-            lists.append(listing_by(problem, every, unit, self.about[1]))
-        return [*lists, list_merged_more(problem, every, self.about[1])]
+        lists += [x(problem, every, unit) for x in _OF_ALL_ROWS]
+        lists += [x(problem, every, unit, self.about[1]) for x in _ROW_BY_ROW]
+        return [*lists, classes.list_merged_more(problem, every, self.about[1])]
 
     def mark_wrong(self, x: Place) -> Seen:
         """Tell which queries are wrong."""

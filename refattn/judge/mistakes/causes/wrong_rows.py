@@ -50,6 +50,10 @@ class Sampled(NamedTuple):
         lse = None if self.lse is None else self.lse[rows]
         return Sampled(of_rows, self.got[rows], lse, self.wrong[rows], self.near[rows])
 
+    def few(self, most: int) -> Sampled:
+        """Take at most so many of the rows, evenly."""
+        return self.take(thin(np.arange(len(self.got)), most))
+
 
 class Sample(NamedTuple):
     """Rows of some heads, and what an error is measured by."""

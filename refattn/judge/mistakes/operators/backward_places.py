@@ -14,7 +14,7 @@ from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.problems import Index, Problem
 from ...rounding.saved import BackwardHead
-from ...verification.findings import name_span
+from ...verification.findings import name_first, name_span
 from ..causes.backward import (
     Backward,
     Candidate,
@@ -31,18 +31,17 @@ from ..causes.wrong_rows import Sampled, differ, divide, row_sizes, thin
 from .limits import list_own_limits, list_reaches
 from .maps import write_shift
 from .strides import TURNED
-from .tiles import choose_columns, describe_keys
+from .sums import PartTerms, choose_columns, describe_keys, fit_counts, stack_terms
 
 FITTED_ROWS = 16  # of a head, to which times are fitted
-OFF_COUNTS = 0.05  # how near a fit is to a count
 _SQUARE = 9.0  # mean square of z, at most, that is left
 GROUPED_PAIRS = 2**22  # of queries and keys of all heads, at most, that are read otherwise
-_MOVED_HEADS, _MOVED_TILES, _SEEN_IN_SUM = 4, 8, 30.0  # at most; and root of a sum of squares of z
+_MOVED_HEADS, _MOVED_TILES = 4, 8  # at most
 _MOVED_ROWS, _MOVED_COLUMNS = (1, 8, 16, 32, 64, 128), 8  # how far away terms may be, and in steps
 _PAIRS = 2**21  # of queries and keys of a head, at most
 _ROWS, _HEADS, _MOST_TILES = 8, 3, 32  # by which tiles are chosen
 _HEADS_READ, _COLUMNS_OF_D = 16, 8  # among which numbers are found, and by which
-_MOVED, _NEAR_MOVED, _READS_NAMED = 0.9, 6.0, 3  # share of rows that read others, how near; named
+_MOVED, _NEAR_MOVED = 0.9, 6.0  # share of rows that read others, and how near
 _MOST_STRETCHES, _CHANCE_OF_READS = 16, -20.0  # of a head; log of the chance that numbers are near
 _ANY, _ONE_KEY = "another number", 0.8  # weight of a key, at least, whose errors are those of D
 
@@ -53,7 +52,7 @@ def list_limited(back: Backward) -> Iterator[Candidate]:
     if not wrong or np.prod(forward.shape[:2]) > _PAIRS:
         return
     rate = partial(_rate_limits, back)
-    few = wrong[0].take(thin(np.arange(len(wrong[0].got)), _ROWS))
+    few = wrong[0].few(_ROWS)
     for one in chain(list_reaches(forward, few, rate), list_own_limits(forward, wrong, rate)):
         back.forward.append(one)
         text = f"in the backward pass {one.text} (lse and out are right)"
@@ -79,29 +78,24 @@ def list_of_tiles(back: Backward) -> Iterator[Candidate]:
     for of in back.failed:
         called, count = ("keys", m) if of == "dq" else ("queries", n)
         size = next((x for x in TILE_SIZES if count <= x * _MOST_TILES), count)
-        some = [x.take(thin(np.arange(len(x.got)), _ROWS)) for x in back.list_wrong(of)[:_HEADS]]
-        for one in list_candidates(back.first, False) if size < count else ():
-            fitted = [_sum_tiles_of(back, one, of, x, size) for x in some if not one.of]
-            if not fitted or any(x is None for x in fitted):
+        some = [x.few(_ROWS) for x in back.list_wrong(of)[:_HEADS]]
+        for one in list_candidates(back.first, False) if some and size < count else ():
+            if one.of:
                 continue
-            columns, rest = (np.concatenate(x, -1) for x in zip(*fitted, strict=True))
-            if (chosen := choose_columns(columns, rest)) is not None:
-                here = np.isin(np.arange(count) // size, chosen)
+            add = partial(_add_beside, back, one, of, size)
+            terms = stack_terms(some, back.samples[of].unit, add)
+            if (chosen := choose_columns(*terms)) is not None:
+                here = chosen[np.arange(count) // size] > 0
                 where = describe_keys(here, called)
                 answer = partial(_mix_ways, back, one, called, here)
                 yield Candidate(f"{one.text}, but only for {where}", answer=answer)
 
 
-def _sum_tiles_of(
-    back: Backward, one: Candidate, of: str, x: Sampled, size: int
-) -> tuple[Doubles, Doubles] | None:
-    """Return what a candidate adds to some rows in each tile, and what is to be added."""
+def _add_beside(back: Backward, one: Candidate, of: str, size: int, x: Sampled) -> PartTerms:
+    """Return what a candidate adds to rows in each tile beside what it should; NaN if none."""
     other, right = (back.sum_tiles(of, x, size, one=y) for y in (one, Candidate("")))
-    if other.shape != right.shape:
-        return None
-    unit = back.samples[of].unit * row_sizes(x.got)
-    columns = np.moveaxis((other - right) / unit[..., None], -1, 0)
-    return columns.reshape(len(columns), -1), ((x.got - np.sum(right, -1)) / unit).ravel()
+    more = other - right if other.shape == right.shape else math.nan * right
+    return more, x.got - np.sum(right, 0)
 
 
 def _mix_ways(
@@ -134,13 +128,21 @@ class _Moved(NamedTuple):
     own: Doubles
     other: Doubles
 
-    def list_others(self, back: Backward, x: Sampled, i: Any, terms: Doubles) -> Doubles:
-        """Take the terms (rows, columns, tiles) of others for some rows; 0 beyond the last."""
+    def list_others(self, back: Backward, x: Sampled, terms: Doubles) -> Doubles:
+        """Take the terms (tiles, rows, columns) of others for some rows; 0 beyond the last."""
         if self.by[2]:
-            return back.sum_tiles(self.of, x.take(i), self.size, self.by[2])
-        at = np.arange(len(terms))[i] + self.by[0]
-        within = ((at >= 0) & (at < len(terms)))[:, None, None]
-        return np.where(within, np.roll(terms, -self.by[1], 1)[at % len(terms)], 0.0)
+            return back.sum_tiles(self.of, x, self.size, self.by[2])
+        at, n = x.rows.queries + self.by[0], terms.shape[1]
+        within = ((at >= 0) & (at < n))[:, None]
+        return np.where(within, np.roll(terms, -self.by[1], 2)[:, at % n], 0.0)
+
+    def list_terms(
+        self, back: Backward, terms: Mapping[Index, Doubles], some: Seen, x: Sampled
+    ) -> PartTerms:
+        """Take the terms of wrong rows, and of others, in the wrong columns."""
+        own = terms[x.rows.at]
+        both = np.concatenate([own[:, x.rows.queries], self.list_others(back, x, own)])
+        return both[..., some], x.got
 
 
 def list_moved_terms(back: Backward) -> Iterator[Candidate]:
@@ -189,29 +191,17 @@ def _fit_moved(
     back: Backward, moved: _Moved, terms: Mapping[Index, Doubles], some: Seen
 ) -> _Moved | None:
     """Fit how often tiles add their own terms to wrong rows, and those of others."""
-    columns, rest = [], []
-    for x in _take_wrong_heads(back, moved.of):
-        i = thin(np.flatnonzero(x.wrong), FITTED_ROWS)
-        got = x.got[i][:, some]
-        size = back.samples[moved.of].unit * row_sizes(got)
-        others = moved.list_others(back, x, i, terms[x.rows.at])
-        both = np.concatenate([y[:, some] for y in (terms[x.rows.at][i], others)], -1)
-        columns.append((both / size[..., None]).reshape(-1, both.shape[-1]))
-        rest.append((got / size).ravel())
-    a, b = np.concatenate(columns), np.concatenate(rest)
-    if not (np.all(np.isfinite(a)) and np.all(np.isfinite(b))) or len(b) < 4 * a.shape[1]:
-        return None
-    counts = np.repeat([1.0, 0.0], a.shape[1] // 2)
-    known = np.linalg.norm(a, axis=0) > _SEEN_IN_SUM
-    fitted = np.linalg.lstsq(a[:, known], b - a[:, ~known] @ counts[~known], rcond=None)[0]
-    counts[known] = np.rint(fitted)
-    own, other = np.split(counts, 2)
-    whole = np.max(np.abs(fitted - counts[known]), initial=0.0) < OFF_COUNTS
-    right = whole and np.all((counts >= 0) & (counts <= 1)) and other.any() and own.any()
-    left = b - a @ counts
-    return (
-        moved._replace(own=own, other=other) if right and left @ left < _SQUARE * len(b) else None
+    wrong = (
+        x.take(thin(np.flatnonzero(x.wrong), FITTED_ROWS))
+        for x in _take_wrong_heads(back, moved.of)
     )
+    cut = [x._replace(got=x.got[:, some]) for x in wrong]
+    add, unit = partial(moved.list_terms, back, terms, some), back.samples[moved.of].unit
+    counts = fit_counts(
+        *stack_terms(cut, unit, add), np.repeat([1.0, 0.0], len(terms[cut[0].rows.at])), 1
+    )
+    own, other = (np.zeros(0),) * 2 if counts is None else np.split(counts, 2)
+    return moved._replace(own=own, other=other) if other.any() and own.any() else None
 
 
 def _answer_moved(
@@ -225,7 +215,8 @@ def _answer_moved(
         return right
     every = Sampled(Rows(index, rows, rows), right, None, wrong, wrong)
     terms = back.sum_tiles(of, every, moved.size)
-    added = terms @ moved.own + moved.list_others(back, every, rows, terms) @ moved.other
+    others = moved.list_others(back, every, terms)
+    added = np.tensordot(moved.own, terms, 1) + np.tensordot(moved.other, others, 1)
     return np.where(wrong[:, None] & _find_columns(back, of), added, right)
 
 
@@ -454,8 +445,7 @@ def _describe_read(
     if strides:
         return f"with the strides of {[*TURNED][not by_token]}"
     named = [f"{x}{_say_heads(y)}" for x, y in said.items()] if len(said) > 1 else [*said]
-    more = f" and so on ({len(named) - _READS_NAMED} more)" * (len(named) > _READS_NAMED)
-    return f"elsewhere: {', '.join(named[:_READS_NAMED])}{more}"
+    return f"elsewhere: {name_first(named)}"
 
 
 def _say_heads(heads: Sequence[Index]) -> str:

@@ -14,12 +14,13 @@ from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
-from ...verification.findings import LOGARITHMS, Numbers, name_number, name_span
+from ...verification.findings import LOGARITHMS, Numbers, name_first, name_number, name_span
 from ..causes.places import by_row
 from ..causes.sampled import Alternative, Result, Rows, attend, take_rows
 from ..causes.slips import TILE_SIZES, list_parts, merge_parts, score_all, weigh_keys
 from ..causes.wrong_rows import Sampled, finite, row_sizes, thin
-from .tiles import choose_columns, describe_keys
+from .seen_keys import describe_counts
+from .sums import choose_columns
 
 _CLASS_PERIODS = (2, 4, 8, 16, 32, 64, 48, 24, 96, 128)  # of keys of which some are a class
 _ROWS_OF_CLASS, _HEADS_OF_CLASS = 32, 4
@@ -31,7 +32,7 @@ _LEFT_OF_OTHERS = 1 / 16  # of the square of errors, at most
 _COLUMNS_OF_CLASS = 4  # of a row, for each number of it that is found, at least
 _BELOW_0, _MOST_TIMES = 0.05, 1e3  # of weights, over those that they should be
 _OWN_WEIGHT = 0.05  # how far from 1 the factor of a key must be that has a weight of its own
-_NO_SUM = 1e-9  # of the weights
+_NO_SUM, _OFF_WHOLE = 1e-9, 0.1  # of the weights; how far counts are from whole numbers
 _LEAST_SHARE, _FEWEST_MERGED = 1e-3, 6  # of all weights that a part has, and rows that tell it
 
 KeyClass = npt.NDArray[np.bool_]
@@ -46,7 +47,7 @@ def list_partial_sums(
     They are the same in all columns, others in each batch member, or others in some columns.
     """
     rows = max(_FEWEST_ROWS, _ROWS_OF_CLASS // max(len(wrong) // _HEADS_OF_CLASS, 1))
-    some = [x.take(thin(np.arange(len(x.got)), rows)) for x in thin(wrong, _MOST_HEADS)]
+    some = [x.few(rows) for x in thin(wrong, _MOST_HEADS)]
     of_head: list[tuple[Index, Doubles, Doubles, Doubles]] = []
     for x in some:
         head = take_rows(problem, x.rows)
@@ -94,7 +95,7 @@ def _choose_classes(
         found.append((of_sums.reshape(len(sums), -1), exact[:, columns].ravel()))
     sums, whole = (np.concatenate(x, -1) for x in zip(*found, strict=True))
     chosen = choose_columns(sums, whole)
-    return None if chosen is None else np.isin(np.arange(group.max() + 1), chosen)
+    return None if chosen is None else chosen > 0
 
 
 def _divide_by_some(problem: Problem, lost: Mapping[Index, Doubles], rows: Rows) -> Result:
@@ -107,45 +108,6 @@ def _divide_by_some(problem: Problem, lost: Mapping[Index, Doubles], rows: Rows)
     return exact._replace(out=exact.out / np.where(kept > _NO_SUM, kept, np.nan))
 
 
-def list_stale_weights(
-    problem: Problem, wrong: Sequence[Sampled], unit: float
-) -> Iterator[Alternative]:
-    """List kernels that multiply values of some tiles by the weights of the tile before."""
-    m = problem.shape[1]
-    for size in (x for x in TILE_SIZES if 2 * x <= m):
-        columns, rest = [], []
-        for x in wrong:
-            scale = unit * row_sizes(x.got)
-            exact, added = _add_stale(problem, size, x.rows)
-            columns.append((added / scale).reshape(len(added), -1))
-            rest.append(((x.got - exact.out) / scale).ravel())
-        chosen = choose_columns(np.concatenate(columns, -1), np.concatenate(rest), False)
-        if chosen is not None:
-            keys = describe_keys(np.isin(np.arange(m) // size, chosen))
-            text = f"values of {keys} meet the weights of the {size} keys before, not rescaled"
-            yield Alternative(text, problem, answer=partial(_attend_stale, problem, size, chosen))
-
-
-def _add_stale(problem: Problem, size: int, rows: Rows) -> tuple[Result, Doubles]:
-    """Return what each tile adds to a result with the weights of the tile before, over its own."""
-    head = take_rows(problem, rows)
-    exact, s, m = attend(head), score_all(head), head.keys
-    starts = np.arange(0, m, size)
-    tops = finite(np.maximum.accumulate(np.maximum.reduceat(s[:, :m], starts, -1), -1))
-    added = [0 * exact.out]
-    for t, j in enumerate(starts[1:].tolist(), 1):
-        v = head.v[j : min(j + size, m)]
-        before, own = s[:, j - size :][:, : len(v)], s[:, j : j + len(v)]
-        moved = before + (tops[:, t] - tops[:, t - 1])[:, None]
-        added.append((np.exp(moved - exact.lse[:, None]) - np.exp(own - exact.lse[:, None])) @ v)
-    return exact, np.stack(added)
-
-
-def _attend_stale(problem: Problem, size: int, tiles: npt.NDArray[np.int64], rows: Rows) -> Result:
-    exact, added = _add_stale(problem, size, rows)
-    return exact._replace(out=exact.out + np.sum(added[tiles], 0))
-
-
 def list_reweighed(
     problem: Problem, wrong: Sequence[Sampled], unit: float, numbers: Numbers
 ) -> Iterator[Alternative]:
@@ -154,9 +116,7 @@ def list_reweighed(
     Classes are parts that are merged, keys by their remainder, or each key of a tile.
     """
     heads = [x.rows.at for x in wrong]
-    some = [
-        x.take(thin(np.arange(len(x.got)), _ROWS_OF_CLASS)) for x in thin(wrong, _HEADS_OF_CLASS)
-    ]
+    some = [x.few(_ROWS_OF_CLASS) for x in thin(wrong, _HEADS_OF_CLASS)]
     found: list[tuple[float, tuple[str, str], ClassOf, list[Doubles]]] = []
     # Rows of 0 are explained by numbers that are 0.
     told = all(np.all(np.isfinite(x.got)) and np.all(np.any(x.got, -1)) for x in some)
@@ -185,10 +145,29 @@ def list_reweighed(
         if not len(sizes) or np.min(sizes) < -_BELOW_0 or np.max(np.abs(sizes)) > _MOST_TIMES:
             return  # no weights are so: any rows may be sums of so few vectors
         answer = partial(_attend_by_fit, problem, group, heads, numbers)
+        if whole := _describe_whole(group, some, times):
+            yield Alternative(whole, problem, answer=answer)
+            return
         span = f"{np.min(sizes):.3g} to {np.max(sizes):.3g}"
         own = np.any(np.abs(by - 1) > _OWN_WEIGHT, 0) & (not called)
         named = name_span("keys", np.flatnonzero(group)[own]) if own.any() else ""
         yield Alternative(text.format(span, keys=named), problem, answer=answer)
+
+
+def _describe_whole(group: ClassOf, some: Sequence[Sampled], times: Sequence[Doubles]) -> str:
+    """Say which keys count how often in heads, if all that are seen do a whole number of times."""
+    said = dict[str, list[str]]()
+    for x, each in zip(some, times, strict=True):
+        # Of a class that no row sees the number is 0, and that of a lost one nearly.
+        seen = np.any(each, 0)
+        ratio = each / np.min(np.where(each > _OFF_WHOLE, each, np.inf), -1, keepdims=True)
+        counts = np.where(seen, np.rint(np.median(ratio, 0)), 1.0)
+        if np.max(np.abs(ratio - counts)[:, seen]) > _OFF_WHOLE:
+            return ""
+        of_keys = {j: float(counts[c]) for j, c in enumerate(group.tolist()) if counts[c] != 1}
+        said.setdefault(describe_counts(of_keys), []).append(place(x.rows.at))
+    words = [f"{x} in head {' and '.join(y)}" for x, y in said.items()]
+    return name_first(words) if len(said) > 1 else next(iter(said))
 
 
 def _list_classes(problem: Problem) -> Iterator[tuple[tuple[str, str], ClassOf]]:

@@ -15,8 +15,8 @@ from ...rounding.formats import FORMATS
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...rounding.roundings import Roundings
-from ...verification.findings import Numbers, Suspect, describe_span, name_span
-from ..causes.suspects import as_suspect
+from ...verification.findings import Numbers, Suspect, describe_span, name_first, name_span
+from ..causes.places import as_suspect
 from ..causes.wrong_rows import FAR, Sample, differ, divide, row_sizes, thin
 
 _POOL, _HEADS = 2**24, 4  # pairs of rows that are compared, and wrong heads, at most
@@ -27,7 +27,7 @@ _FIRST_BLOCKS = 32  # wrong ones that are tried before all are
 _AS_HELD, _OF_CANCELLED = 0.25, 0.1  # of the length of a block, at most, that its errors are
 _OF_ERRORS = 0.25  # of the errors of a block, at most, that is left by what it holds
 _WIDTHS = (128, 64, 32, 16, 8, 4)  # of blocks
-_DISTANCES, _SPANS = 4, 4  # distances that are told apart, and spans that are named, at most
+_DISTANCES = 4  # that are told apart, at most
 
 _STEP_COUNTS = (127, 128, 127.5, 7, 8, 7.5, 31, 15)  # steps up to the largest number
 _SCALED_TYPES = ("float8_e4m3fn", "float8_e5m2")
@@ -230,8 +230,7 @@ def _describe_held(index: Index, x: Copies, rows: str) -> str:
         words.append(added if x.added else f"{to_these} {holds} {numbers}")
     times = "" if abs(x.factor - 1) < _NO_FACTOR else f", times {x.factor:.3g}"
     zero = f", and {x.empty} {_call_blocks(x, rows)} are 0" * bool(x.empty)
-    more = " and so on" * (len(words) > _SPANS)
-    return f"in head {place(index)}, {', '.join(words[:_SPANS])}{more}{times}{zero}"
+    return f"in head {place(index)}, {name_first(words)}{times}{zero}"
 
 
 def _call_blocks(x: Copies, rows: str) -> str:

@@ -1,32 +1,50 @@
-"""Keys one after another that count otherwise in some rows: which ones is found by running sums."""
+"""Keys one after another that count or are read otherwise: which ones is found by running sums."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ....arrays.library import Doubles
-from ...rounding.problems import Problem
-from ..causes.sampled import Alternative, Place, Seen, attend, show_band, take_rows
+from ....arrays.words import place
+from ...rounding.problems import Index, Problem
+from ...verification.findings import name_span
+from ..causes.changed_inputs import list_scales
+from ..causes.sampled import Alternative, Place, Result, Rows, Seen, attend, show_band, take_rows
 from ..causes.slips import (
     LOSSES,
     TILE_SIZES,
+    attend_by,
     hide_tile,
     leave_without_tile,
     name_keys,
     weigh_with_hidden,
     weigh_with_zeros,
 )
-from ..causes.wrong_rows import Sampled
+from ..causes.wrong_rows import Sampled, row_sizes
+from .arrays import NOWHERE, take_or_zero
+from .maps import list_head_rules
+from .strides import PLURALS
+from .sums import LARGEST_LOG, ScoreText, mix_keys, score_rows
 
 _EDGES = 128  # of intervals, at most, that are tried in pairs before they are made exact
 _TURNS = 4  # in which an edge is made exact, and then the other
 _ALIKE_EDGES = 12.0  # sum of squares of z, by which fits cannot be told apart
 _LEAST_SUM = 1e-9  # of the weights, over what it was
+_PLACES_LATER = [  # of keys that are read instead
+    x * y for x in (1, 2, 3, 4, 8, 16, 32, 64) for y in (1, -1)
+]
+_SPANS_OF_EACH, _TURNS_OF_SPANS = 2, 3  # of a batch member or head, and turns to find them
+_ROWS_OF_SPAN, _HEADS_OF_SPAN = 3, 3  # that are looked at
+_NUMBERS_OF_SPAN = 2**22  # of sums of keys, at most
+_LEFT_BY_A_SPAN = 0.6  # of the square of errors, at most
+_LEFT_BY_SPANS = 9.0  # mean square of z, at most
 
 Edges = npt.NDArray[np.int64]
 
@@ -154,3 +172,166 @@ def show_tile(problem: Problem, j: slice) -> Alternative:
         return np.asarray(usual | ((x.j >= j.start) & (x.j < j.stop)))
 
     return Alternative(name_keys(j, "are not masked"), problem, seen, among=False)
+
+
+# --- other ways to read some keys ----------------------------------------------------------------
+
+
+class _Span(NamedTuple):
+    """Keys that are read in another way."""
+
+    words: str
+    score: ScoreText
+    keys: slice
+
+
+def _list_versions(problem: Problem) -> Iterator[Alternative]:
+    """List what a kernel may have in the place of some keys."""
+    yield Alternative("keys are left out", problem, lambda x: np.zeros(x.ahead.shape, bool))
+    yield Alternative(
+        "hidden keys are seen", problem, lambda x: np.ones(x.ahead.shape, bool), among=False
+    )
+    for words, names in {"keys and values": "kv", "keys": "k", "values": "v"}.items():
+        zero = problem
+        for name in names:
+            zero = zero.replaced(name, lambda _, x: 0 * x)
+        yield Alternative(f"{words} are read as 0", zero)
+        for other, at in list_head_rules(problem):
+            text = f"{words} are those of {other}"
+            yield Alternative(text, problem.with_arrays_of(names, at))
+    yield Alternative("scores are not scaled", problem._replace(scale=1.0))
+    yield from list_scales(problem)
+
+
+def _list_moved_keys(problem: Problem) -> Iterator[Alternative]:
+    """List keys and values that are read in the place of others; zeros past the end."""
+    for names, by in product(("kv", "k", "v"), (0, *_PLACES_LATER)):
+        moved, called = problem, " and ".join(PLURALS[x] for x in names)
+        for name in names:
+            moved = moved.replaced(name, partial(_read_later, problem, by))
+        other = f"key {abs(by)} places {'later' if by > 0 else 'before'}"
+        named = {0: "other key of each pair", 1: "next key", -1: "key before"}.get(by, other)
+        yield Alternative(f"{called} are those of the {named}", moved)
+
+
+def _read_later(problem: Problem, by: int, at: Index, x: Doubles) -> Doubles:
+    j, packed, end = np.arange(len(x)), problem.packed, len(x)
+    if packed is not None and packed.table is not None:
+        end = int(packed.keys[at[0], 1])
+    to = j + by if by else j ^ 1
+    return take_or_zero(x, np.where((to >= 0) & (to < end), to, NOWHERE))
+
+
+def list_spans(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Iterator[Alternative]:
+    """List kernels that read keys one after another in another way, in each batch member or head.
+
+    What is read, and where, is what leaves the least of the errors.
+    """
+    right = partial(score_rows, Alternative("", problem))
+    # Batch members of which some heads are right are taken head by head.
+    members = {x.rows.at[:-1] for x in wrong}
+    whole = len(wrong) == len(members) * problem.lead[-1] if problem.lead else True
+    axes = max(len(problem.lead) - 1, 0) if whole else len(problem.lead)
+    groups: dict[Index, list[Sampled]] = {}
+    for x in wrong:
+        groups.setdefault(x.rows.at[:axes], []).append(x)
+    for versions in (_list_versions, _list_moved_keys):
+        ways = [(x.text, partial(score_rows, x)) for x in versions(problem)]
+        found: dict[Index, list[_Span]] = {}
+        for at, some in groups.items():
+            found[at] = _find_spans(right, ways, some, unit)
+            if not found[at]:
+                break
+        else:
+            if found:
+                answer = partial(_read_spans, right, found)
+                yield Alternative(_name_spans(problem, found), problem, answer=answer)
+                return
+
+
+def _find_spans(
+    right: ScoreText,
+    ways: Sequence[tuple[str, ScoreText]],
+    wrong: Sequence[Sampled],
+    unit: float,
+) -> list[_Span]:
+    """Find spans of keys and ways to read them by which some rows are near; none if none are."""
+    some = [x.few(_ROWS_OF_SPAN) for x in wrong[:_HEADS_OF_SPAN]]
+    given = [right(x.rows) for x in some]
+    lse = [np.logaddexp.reduce(s, -1)[:, None] for s, _ in given]
+    got = np.concatenate([x.got for x in some])
+    sizes = unit * np.concatenate([row_sizes(x.got) for x in some])
+    m = len(some[0].rows.keys)
+    if got.size * m > _NUMBERS_OF_SPAN or not all(np.all(np.isfinite(x)) for x in (got, *lse)):
+        return []
+    if not np.any(got):  # rows were never written, whatever keys are
+        return []
+
+    def weigh(score: ScoreText) -> Doubles:
+        every = []
+        for x, of_row in zip(some, lse, strict=True):
+            s, v = score(x.rows)
+            of_keys = np.exp(np.minimum(s - of_row, LARGEST_LOG))[..., None]
+            every.append(of_keys * np.pad(v, ((0, 0), (1, 0)), constant_values=1.0))
+        return np.concatenate(every)
+
+    own = weigh(right)
+    total, spans = np.sum(own, 1), list[tuple[ScoreText, slice]]()
+    words, changed = {y: x for x, y in ways}, dict[ScoreText, Doubles]()
+    for _, score in ways:
+        change = (weigh(score) - own)[:, :m]
+        if np.any(change):
+            changed[score] = np.pad(np.cumsum(change, 1), ((0, 0), (1, 0), (0, 0)))
+    before = float(np.sum(np.square((total[:, 1:] - got) / sizes)))
+    for _ in range(_TURNS_OF_SPANS):
+        if len(spans) == _SPANS_OF_EACH:  # the first was found beside what the second explains
+            way, keys = spans.pop(0)
+            total = total - changed[way][:, keys.stop] + changed[way][:, keys.start]
+        fits = [(*find_interval(total, x, got, sizes), way) for way, x in changed.items()]
+        off, keys, way = min(fits, key=lambda x: x[0], default=(math.inf, slice(0), right))
+        if not off < _LEFT_BY_A_SPAN * before:
+            break
+        before = off
+        total = total + changed[way][:, keys.stop] - changed[way][:, keys.start]
+        spans.append((way, keys))
+        if off < _LEFT_BY_SPANS * got.size:
+            return [_Span(words[x], x, _trim_span(changed[x], y)) for x, y in spans]
+    return []
+
+
+def _trim_span(sums: Doubles, keys: slice) -> slice:
+    """Leave out keys at the ends that change nothing."""
+    moved = np.flatnonzero(np.any(np.diff(sums[:, keys.start : keys.stop + 1], axis=1), (0, 2)))
+    return (
+        slice(keys.start + int(moved[0]), keys.start + int(moved[-1]) + 1) if moved.size else keys
+    )
+
+
+def _read_spans(right: ScoreText, found: Mapping[Index, Sequence[_Span]], rows: Rows) -> Result:
+    """Read some keys in the ways of the batch member, or head, of some rows."""
+    text = right
+    for axes in range(len(rows.at) + 1):
+        for one in found.get(rows.at[:axes], ()):
+            here = np.isin(rows.keys, np.arange(one.keys.start, one.keys.stop))
+            text = partial(mix_keys, text, one.score, here)
+    return attend_by(*text(rows))
+
+
+def _name_spans(problem: Problem, found: Mapping[Index, Sequence[_Span]]) -> str:
+    """Say for each way which keys of which batch members or heads are read so."""
+    each: dict[str, dict[str, list[Index]]] = {}
+    for at, spans in found.items():
+        for one in spans:
+            keys = name_span("keys", np.arange(one.keys.start, one.keys.stop))
+            each.setdefault(one.words, {}).setdefault(keys, []).append(at)
+    axes = len(next(iter(found)))
+    called = "head" if axes == len(problem.lead) else "batch member"
+    many = math.prod(problem.lead[:axes])
+
+    def name(keys: str, places: Sequence[Index]) -> str:
+        where = f" of {called}{'s' * (len(places) > 1)} {' and '.join(map(place, places))}"
+        return f"{keys}{where * (len(places) < many)}"
+
+    return ", and ".join(
+        f"{words}: {', '.join(name(*x) for x in y.items())}" for words, y in each.items()
+    )

@@ -14,6 +14,7 @@ from ....arrays.blocks import blocks
 from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.problems import Index, Problem
+from ...verification.findings import name_first
 from ..causes.sampled import Alternative, Place, Seen, show_band, take_rows
 from ..causes.slips import score_all
 from ..causes.wrong_rows import Sampled, differ, divide, row_sizes, thin
@@ -23,10 +24,10 @@ from .maps import Map, Places, list_maps, write_shift
 _CUT_KEYS = 256  # that are summed at a time
 _QUERY_BLOCKS = (4, 8, 16, 32, 64, 128, 256, 512)  # queries that may have a limit together
 _OWN_ROWS, _FEW_OWN = 64, 8  # rows of a head that are looked at
-_OWN_HEADS, _WHOLE_HEADS, _NAMED_HEADS = 16, 2, 3  # that are looked at, and that are named
+_OWN_HEADS, _WHOLE_HEADS = 16, 2  # that are looked at
 _PERMUTED, _MOST_OFF = (8, 16, 32, 64), 4.0  # sizes of blocks; mean square of z, at most
 _MOST_LIMITS, _BLOCK_SIZES = 8, 3  # that are tried; sizes of blocks that limits tell
-_MEMBERS, _MEMBERS_NAMED = 64, 4  # of a batch, that are looked at and named
+_MEMBERS = 64  # of a batch, that are looked at
 _WINDOW_ROWS = 4  # by which windows are found
 _TOLD_APART = 12.0  # sum of squares of z, by which fits cannot be told apart
 
@@ -199,8 +200,7 @@ def list_own_limits(
                 continue
             by, row = {at: own + x[0] for at, x in shifts.items()}, f"{times} i".removeprefix("1 ")
             each = [f"{write_shift(row, c)} in head {place(at)}" for at, c in by.items()]
-            more = " and so on" * (len(each) > _NAMED_HEADS)
-            text = f"{sees} {', '.join(each[:_NAMED_HEADS])}{more}"
+            text = f"{sees} {name_first(each)}"
             seen = partial(_show_by_head, turn, (own, times), by)
             shown = partial(_show_both, show_band(free), seen)
             yield Alternative(text, problem, shown, named=len(wrong) > len(heads))
@@ -229,7 +229,7 @@ def list_mask_ends(
     if "mask" not in problem.first or problem.packed is not None or not wrong:
         return
     heads = {x.rows.at[:-1]: x for x in reversed(wrong)}  # the first of each batch member
-    few = [x.take(thin(np.arange(len(x.got)), _FEW_OWN)) for x in thin([*heads.values()], _MEMBERS)]
+    few = [x.few(_FEW_OWN) for x in thin([*heads.values()], _MEMBERS)]
     for words, (turn, level) in _MASK_ENDS.items():
         opened = problem.replaced("mask", partial(_open_end, turn))
         by, off, ends = dict[Index, int](), 0.0, set[int]()
@@ -255,7 +255,7 @@ def list_mask_ends(
         opened = problem.replaced("mask", partial(_open_end, turn))
         rated = [rate_limits(unit, opened, x, turn) for x in few]
         i = np.concatenate([x.rows.queries for x in few])
-        members = ", ".join(map(place, sorted(x.rows.at[:-1] for x in few)[:_MEMBERS_NAMED]))
+        members = name_first([*map(place, sorted(x.rows.at[:-1] for x in few))])
         for limit in _fit_limits(np.concatenate(rated), i, turn, (0, None)):
             text = f"{limit.text} in batch member{'s' * (len(few) > 1)} {members}"
             shown = partial(_end_at, turn, limit, {x.rows.at[:-1] for x in few})
@@ -279,7 +279,7 @@ def _say_ends(by: Mapping[Index, int], level: bool, count: int) -> str:
     if (level or len(by) == count) and len({*by.values()}) == 1:
         return say(*{*by.values()})
     each = [f"{say(c)} in batch member {place(at)}" for at, c in by.items() if c or level]
-    return ", ".join(each[:_MEMBERS_NAMED]) + " and so on" * (len(each) > _MEMBERS_NAMED)
+    return name_first(each)
 
 
 def _find_ends(mask: Seen, turn: int, level: bool = False) -> tuple[Places, int]:

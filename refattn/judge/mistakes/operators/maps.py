@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from ....arrays.words import place
 from ...rounding.problems import Index, Problem
+from ...verification.findings import name_first
 
 Places = npt.NDArray[np.int64]
 HeadRule = Callable[[Index], Any]  # the index of a head that another reads; None for nothing
 _POWERS = (2, 4, 8, 16, 32, 64, 128, 256)
 _GROUPS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16)  # query heads that may share a key head
 _BLOCKS_AS_ONE = (2, 3, 4, 8)  # neighbouring blocks, of which all may read the first
-_NAMED_ONE_BY_ONE = 4  # that are named one by one
 
 
 class Map(NamedTuple):
@@ -157,9 +157,8 @@ def _name_each(moved: Mapping[Index, Index | None], lead: Index) -> str:
         f"head {place(x)} {'has none' if y is None else f'from head {place(y)}'}"
         for x, y in named.items()
     ]
-    more = f" and {len(words) - _NAMED_ONE_BY_ONE} more" if len(words) > _NAMED_ONE_BY_ONE else ""
     order = _find_order(last, lead[-1]) if named is last else ""
-    return ", ".join(words[:_NAMED_ONE_BY_ONE]) + more + order
+    return name_first(words, 4, " and {} more") + order
 
 
 def _find_order(last: Mapping[Index, Index], heads: int) -> str:

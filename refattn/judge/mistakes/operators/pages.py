@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ....arrays.library import Doubles
 from ...rounding.problems import Index, Problem
+from ...verification.findings import name_first
 from ..causes.sampled import Alternative, Place, Seen, attend, show_band, take_rows
 from ..causes.slips import weigh_keys
 from ..causes.wrong_rows import Sampled, row_sizes
@@ -21,7 +22,6 @@ _MOST_PAGES, _LEFT_BY_BLOCKS = 512, 16.0  # that are fitted; mean square that is
 _ANCHOR = 1e3  # weight of how many blocks are read, over that of the numbers
 _SIZES_OF_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of which a cache may be made
 _TABLE_OF = {"kv": "", "v": ", for values only", "k": ", for keys only"}
-_BLOCKS_NAMED = 3  # blocks that are named one by one
 
 
 def _take_first(x: BlockTable, count: int) -> BlockTable:
@@ -129,7 +129,7 @@ def _list_read_in_order(
             return
     where = [f"from slot {slot} in batch member {c}" for c, slot in starts.items()]
     text = "the block table is ignored: keys are read one after another in the cache, "
-    text += ", ".join(where[:_BLOCKS_NAMED]) + " and so on" * (len(where) > _BLOCKS_NAMED)
+    text += name_first(where)
     for name in "kv":
         problem = problem.replaced(name, partial(_read_run, problem, starts, name))
     yield Alternative(text, problem)
@@ -266,10 +266,9 @@ def _turn_blocks(
 
 
 def _name_blocks(table: BlockTable, read: BlockTable) -> str:
-    places = np.argwhere(table != read).tolist()
     words = [
         f"block {read[c, t]} in place of {table[c, t]} (entry {t} of batch member {c})"
-        for c, t in places[:_BLOCKS_NAMED]
+        for c, t in np.argwhere(table != read).tolist()
     ]
-    more = f" and {len(places) - _BLOCKS_NAMED} more" if len(places) > _BLOCKS_NAMED else ""
-    return f"other blocks are read than those of the block table: {', '.join(words)}{more}"
+    first = name_first(words, more=" and {} more")
+    return f"other blocks are read than those of the block table: {first}"

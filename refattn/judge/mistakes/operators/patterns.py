@@ -23,11 +23,11 @@ from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
-from ...verification.findings import Numbers, name_span
+from ...verification.findings import Numbers, name_first, name_span
 from ..causes.sampled import Alternative, Place, Result, Rows, Seen, attend, take_rows
 from ..causes.slips import weigh_keys
 from ..causes.wrong_rows import Sampled, row_sizes, thin
-from .own_keys import describe_counts, name_runs
+from .seen_keys import describe_counts, name_runs
 
 _HEADS, _ROWS, _NUMBERS = 8, 128, 2**20  # that are looked at, and terms of a head
 _LEFT_BY_PATTERN = 4.0  # mean square of z, at most
@@ -49,7 +49,7 @@ _STRAIGHT = 1e-3  # of the squares of logarithms of factors, that a line leaves 
 
 def _take_some(problem: Problem, wrong: Sequence[Sampled]) -> list[Sampled]:
     rows = min(_ROWS, max(_NUMBERS // (problem.shape[1] * problem.shape[2]), 1))
-    return [x.take(thin(np.arange(len(x.got)), rows)) for x in thin(wrong, _HEADS)]
+    return [x.few(rows) for x in thin(wrong, _HEADS)]
 
 
 # --- small weights that are left out --------------------------------------------------------------
@@ -296,8 +296,7 @@ def _name_heads(texts: Mapping[Index, str]) -> str:
     if len(every) == 1:
         return every.pop()
     words = [f"{text} in head {place(at)}" for at, text in texts.items() if text]
-    more = f" and so on ({len(words) - _NAMED} more heads)" if len(words) > _NAMED else ""
-    return "; ".join(words[:_NAMED]) + more
+    return name_first(words, between="; ")
 
 
 def _choose_places(x: Doubles, weights: Doubles, kind: _Kind) -> Doubles:

@@ -1,4 +1,4 @@
-"""Which keys each wrong row sees: found row by row, and then described.
+"""Which keys each wrong row sees, and how often: found row by row, or few keys of all rows.
 
 A row times the sum of its weights is the sum of the weighted values, linear in which keys
 are seen. A row of d numbers tells fewer than d keys, or blocks of keys, in a few places.
@@ -7,9 +7,9 @@ are seen. A row of d numbers tells fewer than d keys, or blocks of keys, in a fe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.problems import Index, Problem
-from ...verification.findings import Numbers, name_span
+from ...verification.findings import Numbers, describe_span, name_first, name_span
 from ..causes.sampled import (
     Alternative,
     Place,
@@ -29,21 +29,28 @@ from ..causes.sampled import (
 )
 from ..causes.slips import weigh_with_hidden
 from ..causes.wrong_rows import Sampled, row_sizes, thin
-from .tiles import describe_keys
+from .sums import describe_keys
 
 _KEY_SIZES = (128, 64, 32, 16, 8, 4)  # of keys that count alike
 _SINGLE_KEYS = 128  # at most, of which any few may be seen or not
 _NEAR, _WINDOW = (8, 16), 16  # keys on each side of the own one, and one after another
 _COLUMNS = 0.75  # counts of a row over its numbers, at most
-_ROWS, _HEADS, _NAMED_ROWS = 8, 4, 64  # by which counts are known, and that are described
+_ROWS_SEEN, _HEADS_SEEN, _NAMED_ROWS = 8, 4, 64  # by which counts are known, and that are described
 _SURE = math.log(1e5)  # of how likely counts are, at least, beside so many others
 _LEFT_BY_KEYS = 9.0  # mean square of z, at most
 _BETTER, _LEAST_SUM = 20.0, 1e-6  # sum of squares of z that a count is worth; of the weights
-_SPANS = 3  # that are named
 
 Counts = npt.NDArray[np.int64]  # of each key
 Count = Callable[[Rows, Doubles], Counts]  # of some rows, (rows, keys)
 Groups = Callable[[int], Counts]  # the group of each key, by query: -1 for one that is as it was
+_LARGEST_WEIGHTS = 8  # of a row, whose values may be those of other keys
+_OF_ERROR = 1 / 4  # of the square of an error, that a key leaves at most
+_BY_CHANCE = 1e-3  # that one of the keys leaves so little, at most
+_MOST_KEYS, _MOST_NUMBERS = 6, 2**22  # that count otherwise; of the terms of keys, that are kept
+_LEFT_BY_FEW, _CHANCE_OF_FEW = 4.0, 1e-6  # mean square of z, and chance of as little, at most
+_VALUE_HEADS, _ROWS_OF_VALUE = 8, 4  # that are looked at; rows for each key whose value is found
+_FAR_VALUE = 0.05  # of the largest change of a value, that is named
+_NEAR_COUNT = 0.05  # how near to a whole number a count is that is said as that number
 
 
 class _Row(NamedTuple):
@@ -60,7 +67,7 @@ def list_seen_keys(
     problem: Problem, wrong: Sequence[Sampled], unit: float, numbers: Numbers
 ) -> Iterator[Alternative]:
     """List kernels whose wrong rows see other keys than they should."""
-    some = [x.take(thin(np.arange(len(x.got)), _ROWS)) for x in thin(wrong, _HEADS)]
+    some = [x.few(_ROWS_SEEN) for x in thin(wrong, _HEADS_SEEN)]
     few = [y for x in some for y in _list_rows(problem, x.rows, x.got, unit)]
     for groups in _list_groups(problem) if few else ():
         sure = -_SURE
@@ -73,7 +80,7 @@ def list_seen_keys(
             count = partial(_count_keys, problem, groups, unit, [x.rows.at for x in wrong])
             yield from _list_counted(problem, wrong, count)
             answer = partial(_attend_counted, problem, count, numbers)
-            changes = _find_changes(problem, thin(wrong, _HEADS), count, len(problem.lead))
+            changes = _find_changes(problem, thin(wrong, _HEADS_SEEN), count, len(problem.lead))
             yield Alternative(_describe_seen(changes, " of head {}"), problem, answer=answer)
             return
 
@@ -85,7 +92,7 @@ def _list_counted(
     if len(problem.lead) < 1 or max(len(x.got) for x in wrong) > _NAMED_ROWS:
         return
     for axes, called in ((0, ""), (len(problem.lead) - 1, " of batch member {}")):
-        changes = _find_changes(problem, thin(wrong, 2 * _HEADS), count, axes)
+        changes = _find_changes(problem, thin(wrong, 2 * _HEADS_SEEN), count, axes)
         seen = partial(_show_otherwise, show_band(problem), changes)
         text = "" if axes else _describe_tree(problem, changes)
         yield Alternative(text or _describe_seen(changes, called), problem, seen, among=False)
@@ -100,7 +107,7 @@ def _find_changes(
     """
     found: dict[Index, Counts] = {}
     for x in wrong:
-        x = x.take(thin(np.arange(len(x.got)), _NAMED_ROWS))
+        x = x.few(_NAMED_ROWS)
         own = count(x.rows, x.got) - _show_declared(problem, x.rows)
         of_head = found.setdefault(x.rows.at[:axes], np.zeros(problem.shape[:2], int))
         of_head[x.rows.queries] += own
@@ -243,8 +250,7 @@ def _describe_seen(changes: Mapping[Index, Counts], called: str) -> str:
             kinds = {"not {}": row < 0, "also {}": row > 0}
             said = " and ".join(x.format(describe_keys(y)) for x, y in kinds.items() if y.any())
             words.append(f"{which}{called.format(place(at))} {said}")
-    more = f" and so on ({len(words) - _SPANS} more)" if len(words) > _SPANS else ""
-    return f"queries see other keys: {'; '.join(words[:_SPANS])}{more}"
+    return f"queries see other keys: {name_first(words, between='; ')}"
 
 
 def _describe_tree(problem: Problem, changes: Mapping[Index, Counts]) -> str:
@@ -263,3 +269,245 @@ def _describe_tree(problem: Problem, changes: Mapping[Index, Counts]) -> str:
         return ""
     follow = ", ".join(map(str, parents[1:].tolist()))
     return f"the last {n} keys are seen as a tree of tokens, of which 1 to {n - 1} follow {follow}"
+
+
+# --- single keys, of each row or of all -----------------------------------------------------------
+
+
+class _OwnKey(NamedTuple):
+    """A key of a row that is wrong: how far the row is then from what was given, and what it is."""
+
+    off: float  # mean square of z
+    name: str
+    out: Doubles  # (columns,)
+    more: float = 0.0  # what is added to the log normaliser
+
+
+def list_own_keys(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Iterator[Alternative]:
+    """List kernels that lose a key of each wrong row, count it twice, or have another value for it.
+
+    Hidden keys may be seen, too.
+    """
+    ways: dict[str, dict[tuple[Index, int], _OwnKey]] = {}
+    rows = 0
+    for x in wrong:
+        (exact, p, v), mask = _weigh_all(problem, x.rows), take_rows(problem, x.rows).mask
+        mask = np.ones(p.shape, bool) if mask is None else mask
+        size = unit * row_sizes(exact.out)
+        for r, query in enumerate(x.rows.queries.tolist()):
+            rows += 1
+            rate = partial(_rate, x.got[r], size[r])
+            before = max(float(rate(exact.out[r])), 1e-300)
+            for words, tries, keys in _list_ways(rate, exact.out[r], p[r], v, mask[r]):
+                best = min(keys, key=lambda x: x.off, default=None)
+                # As small a share of an error in any direction is left by chance with this power.
+                if best is None or not best.off < _OF_ERROR * before:
+                    continue
+                if tries * (best.off / before) ** (v.shape[1] / 2) < _BY_CHANCE:
+                    ways.setdefault(words, {})[x.rows.at, query] = best
+            ways = {words: found for words, found in ways.items() if len(found) == rows}
+            if not ways:
+                return
+    for words, found in ways.items():
+        names = [f"{x.name} in query {at[1]}" for at, x in found.items()]
+        every = {x.name for x in found.values()}  # one key may be that of all
+        text = name_first(names if len(every) > 1 else [*every])
+        answer = partial(_replace_rows, problem, found)
+        yield Alternative(f"{words} each wrong row: {text}", problem, answer=answer)
+
+
+def _rate(got: Doubles, size: Doubles, out: Doubles) -> Doubles:
+    """Return mean squares of z of a row, for some outputs."""
+    return np.asarray(np.mean(np.square((got - out) / size), -1))
+
+
+def _list_ways(
+    rate: Callable[[Doubles], Doubles],
+    out: Doubles,
+    p: Doubles,
+    v: Doubles,
+    seen: npt.NDArray[np.bool_],
+) -> Iterator[tuple[str, int, list[_OwnKey]]]:
+    """List what may be wrong, of how many keys, and the key of which it is nearest."""
+
+    def weigh(
+        c: Doubles, keys: npt.NDArray[np.bool_], of_sum: float = 1.0
+    ) -> tuple[int, list[_OwnKey]]:
+        """Add c to the weight of each key alone, and to the sum of the weights so often."""
+        j = np.flatnonzero(keys & (c > -1))
+        outs = (out + c[j, None] * v[j]) / (1 + of_sum * c[j, None])
+        off = rate(outs)
+        at = int(np.argmin(off)) if len(j) else 0
+        return len(j), [
+            _OwnKey(float(off[x]), f"key {j[x]}", outs[x], math.log1p(of_sum * c[j[x]]))
+            for x in range(at, min(at + 1, len(j)))
+        ]
+
+    yield "a key is left out of", *weigh(-p, seen)
+    yield "a key counts twice in", *weigh(p, seen)
+    yield "a hidden key is seen in", *weigh(p, ~seen)
+    yield "a key counts in the sum of the weights only in", *weigh(-p, seen, 0.0)
+    off = rate(v)
+    at = int(np.argmin(off))
+    with np.errstate(divide="ignore"):
+        alone = _OwnKey(float(off[at]), f"key {at}", v[at], float(np.log(p[at])))
+    yield "one key has all the weight in", len(v), [alone]
+    found = []
+    largest = np.argsort(-np.where(seen, p, 0.0))[:_LARGEST_WEIGHTS]
+    for j in largest.tolist():
+        outs = out + p[j] * (v - v[j])
+        off = np.where(np.arange(len(v)) == j, math.inf, rate(outs))
+        at = int(np.argmin(off))
+        found.append(_OwnKey(float(off[at]), f"key {j} that of key {at}", outs[at]))
+    yield "a key has the value of another in", len(largest) * len(v), found
+
+
+def _replace_rows(
+    problem: Problem, found: Mapping[tuple[Index, int], _OwnKey], rows: Rows
+) -> Result:
+    out, lse, top = Alternative("", problem).result(rows)
+    out, lse = out.copy(), lse.copy()
+    for r, query in enumerate(rows.queries.tolist()):
+        if own := found.get((rows.at, query)):
+            out[r], lse[r] = own.out, lse[r] + own.more
+    return Result(out, lse, top)
+
+
+def list_few_keys(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Iterator[Alternative]:
+    """List kernels in which few keys count otherwise in all wrong rows.
+
+    If key j counts c_j times more, rows are (out + sum c_j p_j v_j) / (1 + sum c_j p_j), so that
+    errors are sum c_j p_j (v_j - row): linear in c. The key that leaves least is taken first.
+    """
+    terms, errors = [np.zeros((0, problem.shape[1]))], [np.zeros(0)]
+    size = max(_MOST_NUMBERS // (problem.shape[1] * problem.shape[2] * max(len(wrong), 1)), 1)
+    for x in (x.few(size) for x in wrong):
+        exact, p, v = _weigh_all(problem, x.rows)
+        scale = unit * row_sizes(exact.out)
+        terms.append(p[:, None] * ((v.T - x.got[..., None]) / scale[..., None]))
+        errors.append(((x.got - exact.out) / scale).ravel())
+    columns = np.concatenate([x.reshape(-1, x.shape[-1]) for x in terms])
+    error = np.concatenate(errors)[:, None]
+    if not error.size or (fitted := _find_few(columns, error)) is None:
+        return
+    keys, times = fitted
+    left = float(np.mean(np.square(error - columns[:, keys] @ times)))
+    before, free = float(np.mean(np.square(error))), (len(error) - len(keys)) / 2
+    chance = len(keys) * math.log(len(columns.T)) + free * math.log(max(left, 1e-300) / before)
+    told = np.all(np.abs(times) > _NEAR_COUNT)  # a key that counts once is right
+    if told and chance < math.log(_CHANCE_OF_FEW):
+        found = dict(sorted(zip(keys, times[:, 0].tolist(), strict=True)))
+        yield Alternative(
+            describe_counts({x: 1 + c for x, c in found.items()}),
+            problem,
+            answer=partial(_count_few, problem, found),
+        )
+
+
+def _find_few(
+    columns: Doubles, errors: Doubles, most: int = _MOST_KEYS
+) -> tuple[list[int], Doubles] | None:
+    """Find few columns, (numbers, columns), and by what they add up to errors, (numbers, count).
+
+    The one that leaves least is taken first, and then beside it the next.
+    """
+    rest, lengths, keys = errors, np.linalg.norm(columns, axis=0), list[int]()
+    times: Any = np.zeros((0, errors.shape[1]))
+    while not np.mean(np.square(rest)) <= _LEFT_BY_FEW:
+        if len(keys) == min(most, _MOST_KEYS) or not np.all(np.isfinite(errors)):
+            return None
+        score = np.linalg.norm(rest.T @ columns, axis=0)
+        keys.append(int(np.argmax(score / np.where(lengths > 0, lengths, math.inf))))
+        times = np.linalg.lstsq(columns[:, keys], errors, rcond=None)[0]
+        rest = errors - columns[:, keys] @ times
+    return (keys, times) if keys else None
+
+
+def list_other_values(
+    problem: Problem, wrong: Sequence[Sampled], unit: float
+) -> Iterator[Alternative]:
+    """List the kernel in which few keys have other values: errors are sums of p_j times changes."""
+    found: dict[Index, tuple[list[int], Doubles]] = {}
+    for x in thin(wrong, _VALUE_HEADS):
+        exact, p = _weigh_seen(problem, x.rows)
+        scale = 1 / (unit * np.median(row_sizes(exact.out), -1, keepdims=True))
+        weights, errors = p * scale, (x.got - exact.out) * scale
+        fitted = _find_few(weights, errors, len(errors) // _ROWS_OF_VALUE)
+        if fitted is None:
+            return
+        found[x.rows.at] = fitted
+    if found:
+        told = [_describe_values(problem, at, *x) for at, x in found.items()]
+        answer = partial(_attend_to_values, problem, found)
+        text = name_first(told, 1, " and so on ({} more heads)")
+        yield Alternative(text, problem, answer=answer)
+
+
+def _describe_values(problem: Problem, at: Index, keys: Sequence[int], changes: Doubles) -> str:
+    """Say which values are others, in which columns."""
+    key = keys[int(np.argmax(np.max(np.abs(changes), -1)))]
+    of_key, v = changes[keys.index(key)], problem.read(at)["v"][key]
+    columns = np.flatnonzero(np.abs(of_key) > _FAR_VALUE * np.max(np.abs(of_key)))
+    c = int(np.argmax(np.abs(of_key)))
+    where = f" in {name_span('columns', columns)}" if len(columns) < len(v) / 2 else ""
+    example = f"column {c} of key {key} is as if {v[c] + of_key[c]:.4g}, not {v[c]:.4g}"
+    called = name_span("keys", np.array(sorted(keys)))
+    return f"values of {called} of head {place(at)} are other numbers{where}: {example}"
+
+
+def _attend_to_values(
+    problem: Problem, found: Mapping[Index, tuple[list[int], Doubles]], rows: Rows
+) -> Result:
+    exact, p = _weigh_seen(problem, rows)
+    if rows.at not in found:
+        return exact
+    keys, changes = found[rows.at]
+    return exact._replace(out=exact.out + p[:, keys] @ changes)
+
+
+def _weigh_seen(problem: Problem, rows: Rows) -> tuple[Result, Doubles]:
+    """Return the exact result, and the weights of all keys: 0 of those that are hidden."""
+    (exact, p, _), mask = _weigh_all(problem, rows), take_rows(problem, rows).mask
+    return exact, p if mask is None else p * mask
+
+
+def _weigh_all(problem: Problem, rows: Rows) -> tuple[Result, Doubles, Doubles]:
+    """Return the exact result, the weights of all keys, of hidden ones, too, and the values."""
+    head = take_rows(problem, rows)
+    return *weigh_with_hidden(head), head.v[: head.keys]
+
+
+def _count_few(problem: Problem, found: Mapping[int, float], rows: Rows) -> Result:
+    exact, p, v = _weigh_all(problem, rows)
+    more = p[:, [*found]] * [*found.values()]
+    total = 1 + np.sum(more, -1)
+    out = (exact.out + more @ v[[*found]]) / total[:, None]
+    return exact._replace(out=out, lse=exact.lse + np.log(total))
+
+
+def describe_counts(
+    times: Mapping[int, float], hidden: Collection[int] = (), where: str = ""
+) -> str:
+    """Say which keys do not count, how often others do, and which hidden ones are seen."""
+    words: dict[str, list[int]] = {}
+    for key, c in times.items():
+        whole = round(c)
+        near = abs(c - whole) < _NEAR_COUNT
+        name = {0: "not", 2: "twice"}.get(whole, f"{whole} times") if near else f"{c:.2g} times"
+        words.setdefault("seen" if near and whole == 1 and key in hidden else name, []).append(key)
+    said = []
+    for name, keys in words.items():
+        s = "" if len(keys) > 1 else "s"
+        verb = f"do{'es' * bool(s)} not count" if name == "not" else f"count{s} {name}"
+        verb = ("is" if s else "are") + " seen" if name == "seen" else verb
+        said.append(f"key{'s' * (not s)} {name_runs(np.array(keys))}{where} {verb}")
+    return " and ".join(said)
+
+
+def name_runs(numbers: npt.NDArray[np.int64]) -> str:
+    """Name numbers by a rule or, if there is none, by spans of them, of many the first."""
+    text = describe_span(numbers)
+    if not text.startswith("between"):
+        return text
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    return name_first([*map(describe_span, runs)], more=" and {} more spans")

@@ -14,6 +14,7 @@ from ....arrays.library import Doubles
 from ....arrays.words import place
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
+from ...verification.findings import name_first
 from ..causes.sampled import Alternative, Result, Rows, answer_places, attend, take_rows
 from ..causes.slips import score_all, weigh_keys
 from ..causes.wrong_rows import Sampled, number_sequences, row_sizes, thin
@@ -29,7 +30,6 @@ _MOST_UNITS, _ROWS_OF_UNIT, _COLUMNS = 32, 4, 6  # that are looked at, of heads 
 _NEAR, _MOST_READS, _LEFT = 25.0, 12, 9.0  # mean square of z, at most, of one row, and of all
 PLURALS = {"q": "queries", "k": "keys", "v": "values"}
 _PAST = {"": None, " (0 after the last)": 0, " (not 0 after the last)": 1}  # a mask of keys
-_NAMED = 3  # heads whose first rows are named
 
 
 def list_strides(problem: Problem) -> Iterator[Alternative]:
@@ -562,7 +562,7 @@ def _name_reads(
     order = "tokens before heads" if way.by_token else "heads before tokens"
     called = " and ".join(PLURALS[x] for x in way.names).replace("s and k", "s, k")
     moved = [x for x in firsts if way.step != step or firsts[x] != own[x]]
-    starts = [memory.say_start(x, firsts[x], way.by_token) for x in moved[:_NAMED]]
+    starts = [memory.say_start(x, firsts[x], way.by_token) for x in moved]
     text = f"{called} are read from other rows of memory with {order}: "
     if not moved and more > 0:
         end = firsts[wrong[0]] + step * lengths[wrong[0]]
@@ -576,8 +576,9 @@ def _name_reads(
         text += f"{row} is row {rule.write(way.step)}, not {given.write(step, members)}"
         text += f"{' of those from the first of the sequence on' * rule.relative} ({starts[0]})"
     else:
-        text += f"{f'every {way.step} rows, ' * (way.step > 1)}{', '.join(starts)}"
-        text += f" and {len(moved) - _NAMED} more" * (len(moved) > _NAMED)
+        text += f"every {way.step} rows, " * (way.step > 1) + name_first(
+            starts, more=" and {} more"
+        )
     if moved and more:
         text += f"; {whole + more} keys are read, not {whole}" if not packed else f"; {more:+} keys"
     reads = {x: (y, lengths[x] + more) for x, y in firsts.items()}

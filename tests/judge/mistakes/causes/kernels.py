@@ -1,6 +1,7 @@
 """Small inputs, a right kernel in bfloat16, and a backward pass of which parts can be wrong."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -69,22 +70,48 @@ def in_tiles(s, v, size, of_sum=1, of_out=1, **how):
     return BF16(out / total)
 
 
-def named(cases, fast=(), **usual):
-    """Make the test that each case is named first; all are long but those that are fast."""
+def parametrize(cases, fast=()):
+    """Run a test for each case; all are long but those that are fast."""
+    marks = ([] if x in fast else [pytest.mark.long] for x in cases)
+    names = [pytest.param(x, marks=y) for x, y in zip(cases, marks, strict=True)]
+    return pytest.mark.parametrize("name", names)
 
-    @pytest.mark.parametrize(
-        "name", [pytest.param(x, marks=[] if x in fast else [pytest.mark.long]) for x in cases]
-    )
+
+def judge_case(cases, name, usual):
+    """Judge the arrays of a case; return the words of it, the verdict, and its parts that count."""
+    make, words, *of = cases[name]
+    found = verify(**{"dtype": "bfloat16"} | usual | make())
+    parts = [found.parts[x] for x in of[0].split()] if of else [*found.parts.values()][:1]
+    return words, found, parts or [found]
+
+
+def named(cases, fast=(), **usual):
+    """Make the test that each case is named first, in the output or the parts that it is of."""
+
+    @parametrize(cases, fast)
     def test(name):
-        make, words = cases[name]
-        found = verify(**{"dtype": "bfloat16"} | usual | make())
+        words, found, parts = judge_case(cases, name, usual)
         assert found.verdict == "FAIL"
-        part = found.parts["out"] if found.parts else found
-        text = (part.suspects or found.suspects)[0].text
-        assert text.startswith("agrees if ")
-        assert words in text
-        # Of the other cases none is what is named.
-        assert not any(x in text for _, x in cases.values() if x not in words)
+        for part in parts:
+            first, *_ = part.suspects or found.suspects
+            assert 0.9 < first.explained <= 1 or math.isnan(first.explained)
+            assert words in first.text
+            assert not first.text.startswith("agrees in part")
+            # Of the other cases none is what is named.
+            assert not any(x[1] in first.text for x in cases.values() if x[1] not in words)
+
+    return test
+
+
+def unnamed(cases, fast=(), **usual):
+    """Make the test that no cause with the words of a case, which it resembles, is named."""
+
+    @parametrize(cases, fast)
+    def test(name):
+        words, found, parts = judge_case(cases, name, usual)
+        assert (found.verdict == "PASS") == name.startswith("right")
+        texts = [x.text for part in parts for x in part.suspects]
+        assert not any(re.search(words, x) for x in texts)
 
     return test
 

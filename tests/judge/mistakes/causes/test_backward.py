@@ -15,6 +15,7 @@ from tests.judge.mistakes.causes.kernels import (
     draw,
     fused,
     hide,
+    named,
     scores,
 )
 
@@ -190,23 +191,10 @@ CASES = {
         "queries 20 to 39: numbers are the exact ones and others, "),
 }  # fmt: skip
 FAST = ("first key", "columns")
-
-
-def some(names):
-    return [pytest.param(x, marks=[] if x in FAST else [pytest.mark.long]) for x in names]
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("name", some(CASES))
-def test_causes_of_wrong_gradients_are_named(name):
-    make, said, part, words = CASES[name]
-    found = verify(**make(), **said, profile="flash")
-    assert found.verdict == "FAIL"
-    suspects = found.parts[part].suspects
-    assert words in suspects[0].text
-    assert not any(x.explained > 1 for x in suspects)
-    texts = " / ".join(x.text for x in suspects)
-    assert not any(x[3] in texts for x in CASES.values() if x[3] not in words)
+test_causes_of_wrong_gradients_are_named = named(
+    {x: (lambda make=make, said=said: make() | said, words, of)
+        for x, (make, said, of, words) in CASES.items()}, FAST, profile="flash"
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("part", ["dq", pytest.param("dk", marks=pytest.mark.long)])

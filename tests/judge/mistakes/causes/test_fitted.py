@@ -1,5 +1,6 @@
 """Pages of keys that are others, and weights that are lost at random: found by fits."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,10 +8,10 @@ import pytest
 
 import refattn
 from refattn.judge import verify
+from refattn.judge.mistakes.causes.places import as_suspect
 from refattn.judge.mistakes.causes.reasons import order_suspects, tidy_fits
-from refattn.judge.mistakes.causes.suspects import as_suspect
 from refattn.judge.verification import Suspect
-from tests.judge.mistakes.causes.kernels import BF16, draw, fused, hide, scores
+from tests.judge.mistakes.causes.kernels import BF16, draw, fused, hide, named, scores, unnamed
 
 N, M = 32, 96
 BATCH = [x.reshape(2, 2, *x.shape[1:]) for x in draw(31, heads=4, n=N, m=M)[:3]]
@@ -52,26 +53,23 @@ def judged(arrays):
     return verify(**arrays, dtype="bfloat16", profile="flash")
 
 
-@pytest.mark.parametrize(
-    "tile", [slice(80, 96), pytest.param(slice(32, 64), marks=pytest.mark.long)]
-)
-@pytest.mark.long
-def test_pages_of_other_heads(tile):
-    found = judged(paged(tile, tile, causal=True))
-    span = f"{tile.start} to {tile.stop - 1}"
-    text = "agrees if tiles are read from elsewhere: in head (1, 0) keys and values "
-    text += f"{span} are those of {span} of head (0, 0), in head (1, 1) keys"
-    assert found.suspects[0].text.startswith(text)
-
-
-@pytest.mark.long
-def test_pages_of_elsewhere_and_of_values_alone():
-    elsewhere = judged(paged(slice(32, 64), slice(64, 96))).suspects[0].text
-    assert "keys and values 32 to 63 are those of 64 to 95 of head (0, 1)" in elsewhere
+def values_alone():
     v = BATCH[2].copy()
     v[1, :, 32:64] = v[0, :, 32:64]
-    alone = judged(given(BATCH[1], v)).suspects[0].text
-    assert "in head (1, 0) values 32 to 63 are those of 32 to 63 of head (0, 0)" in alone
+    return given(BATCH[1], v)
+
+
+HEADS = "agrees if tiles are read from elsewhere: in head (1, 0) "
+PAGES = {
+    "a page": (lambda: paged(slice(80, 96), slice(80, 96), causal=True), f"{HEADS}keys and values "
+        "80 to 95 are those of 80 to 95 of head (0, 0), in head (1, 1) keys"),
+    "two pages": (lambda: paged(slice(32, 64), slice(32, 64), causal=True), f"{HEADS}keys and "
+        "values 32 to 63 are those of 32 to 63 of head (0, 0), in head (1, 1) keys"),
+    "elsewhere": (lambda: paged(slice(32, 64), slice(64, 96)),
+        "keys and values 32 to 63 are those of 64 to 95 of head (0, 1)"),
+    "values": (values_alone, f"{HEADS}values 32 to 63 are those of 32 to 63 of head (0, 0)"),
+}  # fmt: skip
+test_pages_of_other_heads = named(PAGES, profile="flash")
 
 
 @pytest.mark.long
@@ -81,20 +79,15 @@ def test_no_page_is_named_for_keys_of_nowhere():
     assert judged(given(k, v)).suspects == []
 
 
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        pytest.param(np.where(J < 48, J, J % 16), "keys 48 to 95 are left out, keys 0 to 15 count 4"
-            " times (used instead)", marks=pytest.mark.long),
-        pytest.param(np.where(J // 16 == 3, J - 48, J), "keys 48 to 63 are left out, keys 0 to 15 "
-            "count twice (used instead)", marks=pytest.mark.long),
-        pytest.param(np.concatenate([J, J[:32], J[:32]]), "keys 0 to 31 count 3 times",
-            marks=pytest.mark.long),
-    ],
-)  # fmt: skip
-def test_pages_are_counted(keys, words):
-    """As often as they are read, however few are read once."""
-    assert judged(counted(keys)).suspects[0].text == f"agrees if {words}"
+@pytest.mark.long
+def test_pages_are_counted():
+    """As often as they are read; or as often in one head alone, in parts of the keys."""
+    found = judged(counted(np.concatenate([J, J[:32], J[:32]])))
+    assert found.suspects[0].text == "agrees if keys 0 to 31 count 3 times"
+    q, k, v = (x[:1, :, :1] if x is BATCH[0] else x[:1] for x in BATCH)
+    s = scores(q, k) + np.log(2) * (np.arange(2)[:, None, None] == 1) * (J // 32 == 2)
+    found = judged({"q": q, "k": k, "v": v, "out": fused(s, v)[0]})
+    assert found.suspects[0].text.startswith("agrees if keys 64 to 95 count twice")
 
 
 @pytest.mark.long
@@ -112,10 +105,8 @@ def test_queries_from_elsewhere():
     assert not any("elsewhere" in x.text for x in found.suspects)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("how", ["dropout", "hidden", "the same keys", "noise"])
-def test_dropout_of_many_small_weights(how):
-    """It is named if rows lose different keys, and alone if all rows have the same factor."""
+def small(how):
+    """Many small weights: of each row others are lost, or of all rows the same, or all are off."""
     q, k, v, _ = draw(35, heads=4, n=128, d=32)
     w = np.exp(scores(q, k))
     w = w / np.sum(w, -1, keepdims=True)
@@ -124,18 +115,35 @@ def test_dropout_of_many_small_weights(how):
     if how == "noise":
         kept = 0.9 + 0.3 * rng.standard_normal(w.shape)
     total = np.sum(w * kept, -1, keepdims=True) if how == "hidden" else 0.9
-    found = judged({"q": q, "k": k, "v": v, "out": BF16(w * kept / total @ v)})
-    words = [x.text.partition(":")[0] for x in found.suspects if "dropout" in x.text]
-    text = "agrees if dropout is on"
-    named = {"dropout": [text], "hidden": [f"{text} or keys are hidden at random"]}
-    assert words == named.get(how, [])
+    return {"q": q, "k": k, "v": v, "out": BF16(w * kept / total @ v)}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("p", [0.02, 0.3, 0.5])
-def test_dropout_of_any_rate_is_named_where_weights_are_small(p):
-    text = judged(dropped(p, n=128, size=1.0)).suspects[0].text
-    assert text.startswith("agrees if dropout is on")
+def hidden(seen):
+    """The sum of the weights is of those that are kept, so each row has a factor of its own."""
+    q, k, v, _ = draw(32, heads=2, n=64, d=32, size=4.0)
+    s = hide(scores(q, k), seen(np.random.default_rng(5)))
+    return {"q": q, "k": k, "v": v, "out": fused(s, v)[0]}
+
+
+DROPOUT = {
+    "dropout": (lambda: small("dropout"), "agrees if dropout is on: "),
+    "hidden": (lambda: small("hidden"), "agrees if dropout is on or keys are hidden at random: "),
+}  # fmt: skip
+test_dropout_of_small_weights = named(DROPOUT, profile="flash")
+RATES = {f"{p} of small": partial(dropped, p, n=128, size=1.0) for p in (0.02, 0.3, 0.5)}
+test_dropout_of_any_rate = named(
+    {x: (y, "agrees if dropout is on") for x, y in RATES.items()}, profile="flash"
+)
+NO_DROPOUT = {
+    **{x: lambda x=x: small(x) for x in ("the same keys", "noise")},
+    **{f"others {x} times": lambda x=x: dropped(0.1, x) for x in (1.0, 1.5)},
+    "hidden keys": lambda: hidden(lambda rng: rng.random((2, 64, 64)) > 0.1),
+    "hidden in all rows": lambda: hidden(lambda rng: rng.random((2, 1, 64)) > 0.1),
+    "hidden ends": lambda: hidden(lambda rng: np.arange(64) <= rng.integers(48, 64, (64, 1))),
+}
+test_what_is_no_dropout = unnamed(
+    {x: (y, "dropout") for x, y in NO_DROPOUT.items()}, profile="flash"
+)
 
 
 @pytest.mark.long
@@ -145,26 +153,6 @@ def test_dropout_is_named(p):
     assert text.endswith(f"are 0, the others {1 / (1 - p):.3g} times as large")
     share = float(text.removeprefix("agrees if dropout is on: about ").partition("%")[0])
     assert abs(share - 100 * p) < 6  # five standard errors of some 500 weights
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("factor", [1.0, 1.5])
-def test_dropout_is_not_named_where_the_others_are_not_larger_by_it(factor):
-    found = judged(dropped(0.1, factor))
-    assert not any("dropout" in x.text for x in found.suspects)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seen", [lambda rng: rng.random((2, 64, 64)) > 0.1,
-    lambda rng: rng.random((2, 1, 64)) > 0.1,
-    lambda rng: np.arange(64) <= rng.integers(48, 64, (64, 1))])  # fmt: skip
-def test_keys_that_are_hidden_at_random_are_no_dropout(seen):
-    """The sum of the weights is of those that are kept, so each row has a factor of its own."""
-    q, k, v, _ = draw(32, heads=2, n=64, d=32, size=4.0)
-    s = hide(scores(q, k), seen(np.random.default_rng(5)))
-    found = judged({"q": q, "k": k, "v": v, "out": fused(s, v)[0]})
-    assert found.verdict == "FAIL"
-    assert not any("dropout" in x.text for x in found.suspects)
 
 
 @pytest.mark.long

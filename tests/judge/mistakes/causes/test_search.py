@@ -8,7 +8,7 @@ import pytest
 
 from refattn import softmax_attention
 from refattn.judge import verify
-from refattn.judge.mistakes.causes.suspects import as_suspect, say_what_is_left
+from refattn.judge.mistakes.causes.places import as_suspect, say_what_is_left
 from refattn.judge.mistakes.causes.trials import Trials
 from refattn.judge.mistakes.causes.wrong_rows import stay_wrong
 from refattn.judge.rounding.formats import FORMATS
@@ -138,10 +138,10 @@ CASES = {
     "lost tile": (lambda: attention(S[..., :48], V[:, :48]), "keys 48 to 63 are left out"),
     "stops early, causal": (lambda: attention(hide(S, (FAR <= 0) & (J < 59)), causal=True),
         "keys 59 to 63 are left out"),
-    "lost tiles": (lambda: attention(hide(S, ~crossing(16))), "tiles of 16 keys are lost: "
-        "for queries 16 to 31 of head 0, keys 32 to 47 are left out (and keys in 2 more"),
-    "other pages": (lambda: attention(S[..., PAGES], V[:, PAGES]), "keys 48 to 63 are left out, "
-        "keys 16 to 31 count twice (used instead)"),
+    "lost tiles": (lambda: attention(hide(S, ~crossing(16))), "queries see other keys: queries 16 "
+        "to 31 of head 0 not keys 32 to 47; queries 0 to 15 of head 1 not keys 16 to 31"),
+    "other pages": (lambda: attention(S[..., PAGES], V[:, PAGES]), "tiles are read from elsewhere: "
+        "keys and values 48 to 63 are those of 16 to 31"),
     "other columns": (lambda: given(np.roll(fused(S, V)[0], 4, -1) * (J[:16] > 3)),
         "in head 0, columns 4 to 15 hold the numbers of columns 0 to 11, and 4 columns are 0"),
     "overwritten": (overwritten, "in head 1, queries 0 to 19 hold the numbers of queries 44 to "

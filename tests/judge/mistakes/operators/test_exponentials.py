@@ -1,22 +1,30 @@
 """Weights that are another function of the score than its exponential."""
 
+from functools import partial
+
 import ml_dtypes
 import numpy as np
-import pytest
 
 from refattn.judge import verify
+from tests.judge.mistakes.causes.kernels import named
 
 N, D = 96, 32
 Q, K, V = np.random.default_rng(5).standard_normal((3, 2, N, D)).astype(ml_dtypes.bfloat16)
 START = "e^x of a score less the largest is"
 
 
-def attend(weigh):
+def given(weigh, of_scores=False):
+    """Weights of scores less the largest, in causal attention, or of all scores as they are."""
     q, k, v = (x.astype(float) for x in (Q, K, V))
-    scores = np.where(np.tri(N, dtype=bool), q @ np.swapaxes(k, -1, -2) / D**0.5, -np.inf)
-    x = scores - np.max(scores, -1, keepdims=True)
-    w = np.where(np.isfinite(x), weigh(np.maximum(x, -700.0)), 0.0)
-    return (w @ v / np.sum(w, -1, keepdims=True)).astype(ml_dtypes.bfloat16)
+    scores = q @ np.swapaxes(k, -1, -2) / D**0.5
+    if of_scores:
+        w = weigh(scores)
+    else:
+        scores = np.where(np.tri(N, dtype=bool), scores, -np.inf)
+        x = scores - np.max(scores, -1, keepdims=True)
+        w = np.where(np.isfinite(x), weigh(np.maximum(x, -700.0)), 0.0)
+    out = (w @ v / np.sum(w, -1, keepdims=True)).astype(ml_dtypes.bfloat16)
+    return {"q": Q, "k": K, "v": V, "out": out, "causal": not of_scores}
 
 
 def by_bits(x):
@@ -39,40 +47,18 @@ CASES = {
     # What is near to one of these is not one of them.
     "scale": (lambda x: np.exp(1.02 * x), "the scale is 1.0"),
 }
-
-
-@pytest.mark.sweep(7)
-@pytest.mark.long("table", "series")
-@pytest.mark.parametrize("case", CASES)
-def test_weights_that_are_no_exponentials(case):
-    weigh, cause = CASES[case]
-    found = verify(q=Q, k=K, v=V, out=attend(weigh), causal=True)
-    assert found.verdict == "FAIL"
-    (first, *rest) = (x.text.removeprefix("agrees if ") for x in found.suspects)
-    assert first.startswith(cause)
-    assert case == "scale" or not any("scale" in x for x in rest)
-
-
-def test_weights_of_a_sum_and_a_product_have_no_other_function():
-    """A number that is taken from each weight is no power, though one is near to it."""
-    found = verify(
-        q=Q, k=K, v=V, out=attend(lambda x: np.maximum(np.exp(x) - 1e-3, 0)), causal=True
-    )
-    assert not any("e^x" in x.text for x in found.suspects)
-
-
 BY_SCORE = {
     "sigmoid": (lambda s: 1 / (1 + np.exp(-s)), "weights are 1 / (1 + e^-score), not e^score"),
     "relu": (lambda s: np.maximum(s, 0), "weights are max(score, 0), not e^score"),
     "above": (lambda s: np.exp(np.minimum(s, 1.5)), "scores are no larger than 1.5"),
     "below": (lambda s: np.exp(np.maximum(s, -0.5)), "scores are no less than -0.49"),
 }
+EVERY = {x: (partial(given, y), z) for x, (y, z) in CASES.items()}
+EVERY |= {x: (partial(given, y, True), z) for x, (y, z) in BY_SCORE.items()}
+test_weights_that_are_another_function = named(EVERY, ("power", "relu"))
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("case", BY_SCORE)
-def test_weights_that_are_another_function_of_the_score(case):
-    weigh, cause = BY_SCORE[case]
-    w = weigh(Q.astype(float) @ np.swapaxes(K.astype(float), -1, -2) / D**0.5)
-    out = (w @ V.astype(float) / np.sum(w, -1, keepdims=True)).astype(ml_dtypes.bfloat16)
-    assert cause in verify(q=Q, k=K, v=V, out=out).suspects[0].text
+def test_weights_of_a_sum_and_a_product_have_no_other_function():
+    """A number that is taken from each weight is no power, though one is near to it."""
+    found = verify(**given(lambda x: np.maximum(np.exp(x) - 1e-3, 0)))
+    assert not any("e^x" in x.text for x in found.suspects)

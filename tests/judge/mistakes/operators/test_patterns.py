@@ -1,15 +1,17 @@
 """What weights count by: rank, size, score, place. Each is named, and no other is."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-from refattn.judge import verify
 from refattn.judge.mistakes.causes.sampled import Rows
 from refattn.judge.mistakes.causes.wrong_rows import Sampled
 from refattn.judge.mistakes.operators.patterns import list_cuts, list_patterns, list_row_scales
 from refattn.judge.rounding import problems
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.verification.findings import Numbers
+from tests.judge.mistakes.causes.kernels import named
 
 HEADS, N, M, D = 2, 64, 80, 32
 BF16 = FORMATS["bfloat16"].round
@@ -104,12 +106,13 @@ def test_what_is_no_pattern_is_not_named(out):
     assert not [y for x in (list_cuts, list_patterns) for y in found(out, x)]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("case", CASES)
-def test_verdicts_name_what_weights_count_by(case):
-    out, options, words = CASES[case]
-    verdict = verify(q=Q, k=K, v=V, out=BF16(out), dtype="bfloat16", **options)
-    assert words in verdict.suspects[0].text
+def given(out, options):
+    return {"q": Q, "k": K, "v": V, "out": BF16(out)} | options
+
+
+test_verdicts_name_what_weights_count_by = named(
+    {x: (partial(given, *y[:2]), y[2]) for x, y in CASES.items()}
+)
 
 
 SCALES = {

@@ -1,0 +1,232 @@
+"""Keys whose values, scores or weights have factors of their own: by derivatives to these."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ....arrays.library import Doubles
+from ...rounding.problems import Problem
+from ...verification.findings import name_span
+from ..causes.sampled import Alternative, Result, Rows, take_rows
+from ..causes.slips import TILE_SIZES, attend_by, score_all
+from ..causes.wrong_rows import Sampled, finite, row_sizes, thin
+from .classes import KeyClass
+from .intervals import Edges
+from .sums import describe_keys
+
+_FACTOR_HEADS, _MOST_TERMS = 4, 2**20  # that are looked at; terms of keys, that are kept
+_MOST_FACTORS, _FACTOR_PERIODS, _FACTOR_EDGES = 64, (2, 3, 4, 8), 256
+_FACTOR_TURNS, _MOST_FACTOR, _LARGEST_LEFT = 12, 1e3, 1e100
+_LEFT_AT_FIRST = 0.5, 0.9  # of the square of errors by derivatives: as they are, of scores
+_LEFT_BY_FACTORS = 4.0  # mean square of z, at most
+_SURE_FACTOR = 5.0  # standard errors from 1
+_SURE_OF_FACTORS = 30.0  # log of a ratio of likelihoods, at least
+_FACTORS_NAMED = 3
+
+_FactorWay = Callable[[Doubles, Doubles, Doubles], tuple[Doubles, Doubles]]
+# What may have a factor, of scores s and values v, and what of s the derivative of weights is.
+_FACTORED: Mapping[str, tuple[_FactorWay, bool]] = {
+    "values": (lambda s, v, c: (s, c[:, None] * v), False),
+    "scores": (lambda s, v, c: (np.where(np.isneginf(s), s, c * s), v), True),
+    "weights": (lambda s, v, c: (s + np.log(c), v), False),
+}
+
+
+class _FactoredRows(NamedTuple):
+    """Some wrong rows of a head: scores, (rows, keys and sinks), values, the rows, their unit."""
+
+    s: Doubles
+    v: Doubles
+    got: Doubles
+    size: Doubles
+
+
+class _Factors(NamedTuple):
+    """Factors of the values, scores or weights of keys, and how well they explain wrong rows."""
+
+    cost: float  # less log likelihood
+    way: str
+    of_keys: Doubles
+    changed: npt.NDArray[np.bool_]
+    error: float  # of the factor, if there is one
+
+
+def list_factored_keys(
+    problem: Problem, wrong: Sequence[Sampled], unit: float
+) -> Iterator[Alternative]:
+    """List the kernel that multiplies values, scores or weights of some keys.
+
+    These are keys one after another, tiles or remainder classes, each with its factor: found by
+    Gauss-Newton, from running sums of derivatives to the factors of all keys.
+    """
+    _, m, d = problem.shape
+    some = thin(wrong, _FACTOR_HEADS)
+    count = _MOST_TERMS // max(m * d * max(len(some), 1), 1)
+    rows = []
+    for x in (x.take(thin(np.arange(len(x.got)), count)) for x in some):
+        head = take_rows(problem, x.rows)
+        rows.append(_FactoredRows(score_all(head), head.v, x.got, unit * row_sizes(x.got)))
+        if head.keys != m:  # keys of a sequence, of which others have no part
+            return
+    if not count or not rows or not all(np.all(np.isfinite(x.got)) for x in rows):
+        return
+    shifted = problem.softcap is not None or "bias" in problem.first
+    ways = [x for x in _FACTORED if not (shifted and x == "scores")]
+    j = np.arange(m)
+    groups = [j // x for x in TILE_SIZES if x < m <= x * _MOST_FACTORS]
+    groups += [j % x for x in _FACTOR_PERIODS if x < m]
+    found, before, numbers = list[_Factors](), 0.0, 0
+    for way in ways:
+        sums, error = _sum_terms(rows, way, m)
+        span = _find_factored_span(sums, error)
+        before, numbers, terms = float(error @ error), len(error), np.diff(sums)
+        # Of groups which are others is chosen, of keys one after another the edges.
+        chosen = [2 * math.log(m), *((np.max(x) + 1) * math.log(2) for x in groups)]
+        for group, cost in zip([np.where(span, 0, -1), *groups], chosen, strict=True):
+            columns = terms @ _mark_groups(group)
+            rest = error - columns @ np.linalg.lstsq(columns, error, rcond=None)[0]
+            if rest @ rest < _LEFT_AT_FIRST[_FACTORED[way][1]] * before:
+                found += _fit_factors_of(rows, way, group, cost)
+    best = min(found, key=lambda x: x.cost, default=None)
+    if best is None or numbers / 2 * math.log(before / numbers) - best.cost < _SURE_OF_FACTORS:
+        return
+    answer = partial(_attend_factored, problem, best.way, best.of_keys)
+    yield Alternative(_describe_factors(best), problem, answer=answer, fitted=True)
+
+
+def _leave_rows(x: _FactoredRows, way: str, c: Doubles) -> Doubles:
+    """Return the errors that factors leave, over their unit."""
+    return np.asarray((x.got - _attend_with(x.s, x.v, way, c).out) / x.size)
+
+
+def _attend_with(s: Doubles, v: Doubles, way: str, c: Doubles) -> Result:
+    change, _ = _FACTORED[way]
+    with np.errstate(all="ignore"):
+        return attend_by(*change(s, v, np.pad(c, (0, len(v) - len(c)), constant_values=1.0)))
+
+
+def _derive_factors(x: _FactoredRows, way: str, c: Doubles, out: Doubles) -> Doubles:
+    """Return derivatives of rows to the factors of keys, (rows, keys, columns), over their unit."""
+    change, of_scores = _FACTORED[way]
+    m = len(c)
+    with np.errstate(all="ignore"):
+        s, _ = change(x.s, x.v, np.pad(c, (0, len(x.v) - m), constant_values=1.0))
+        p = np.exp(s - np.logaddexp.reduce(s, -1, keepdims=True))[:, :m]
+    if of_scores:
+        p = p * np.where(p > 0, x.s[:, :m], 0.0)
+    elif way == "weights":
+        p = p / np.where(c > 0, c, 1.0)
+    terms = x.v[:m] if way == "values" else x.v[:m] - out[:, None]
+    return np.asarray(p[..., None] * terms / x.size[:, None])
+
+
+def _sum_terms(rows: Sequence[_FactoredRows], way: str, m: int) -> tuple[Doubles, Doubles]:
+    """Return running sums over keys of what their factors move, (numbers, m + 1), and errors."""
+    sums, errors = [], []
+    for x in rows:
+        terms = np.cumsum(_derive_factors(x, way, np.ones(m), x.got), 1)
+        sums.append(np.moveaxis(np.pad(terms, ((0, 0), (1, 0), (0, 0))), 1, -1).reshape(-1, m + 1))
+        errors.append(_leave_rows(x, way, np.ones(m)).ravel())
+    return np.concatenate(sums), np.concatenate(errors)
+
+
+def _mark_groups(group: npt.NDArray[np.int64]) -> Doubles:
+    return np.asarray(group[:, None] == np.arange(np.max(group) + 1), float)
+
+
+def _find_factored_span(every: Doubles, error: Doubles) -> KeyClass:
+    """Find the keys one after another that one factor of explains most, by running sums."""
+    m = every.shape[1] - 1
+    square, along = np.einsum("ij,ij->j", every, every), error @ every
+
+    def gain(starts: Edges, stops: Edges) -> Doubles:
+        """Return what the factor of the keys between two edges explains of the errors."""
+        size = square[stops, None] + square[starts] - 2 * every[:, stops].T @ every[:, starts]
+        least = 1e-12 * square[-1] + 1e-300
+        explained = (along[stops, None] - along[starts]) ** 2 / np.maximum(size, least)
+        return np.where(stops[:, None] > starts, explained, -1.0)
+
+    edges = np.unique(np.append(np.arange(0, m, -(-m // _FACTOR_EDGES)), m))
+    explained = gain(edges, edges)
+    stop, start = (edges[[x]] for x in np.unravel_index(np.argmax(explained), explained.shape))
+    for _ in range(_FACTOR_TURNS if len(edges) <= m else 0):
+        before = start[0], stop[0]
+        stop = np.argmax(gain(start, np.arange(m + 1)), 0)
+        start = np.argmax(gain(np.arange(m + 1), stop), 1)
+        if (start[0], stop[0]) == before:
+            break
+    keys = np.arange(m)
+    return np.asarray((keys >= start[0]) & (keys < stop[0]))
+
+
+def _fit_factors_of(
+    rows: Sequence[_FactoredRows], way: str, group: npt.NDArray[np.int64], chosen: float
+) -> Iterator[_Factors]:
+    """Fit a factor of each group of keys, but -1; then, if those that are not 1 are alike, one."""
+    from scipy import optimize  # here, as most files need none
+
+    of_group = _mark_groups(group)
+    count = of_group.shape[1]
+
+    def spread(times: Doubles) -> Doubles:
+        return np.where(group < 0, 1.0, times[group])
+
+    def leave(times: Doubles) -> Doubles:
+        found = [_leave_rows(x, way, spread(times)).ravel() for x in rows]
+        return np.clip(finite(np.concatenate(found)), -_LARGEST_LEFT, _LARGEST_LEFT)
+
+    def derive(times: Doubles) -> Doubles:
+        c, found = spread(times), []
+        for x in rows:
+            terms = _derive_factors(x, way, c, _attend_with(x.s, x.v, way, c).out)
+            found.append(np.einsum("rmd,mg->rdg", terms, of_group, optimize=True))
+        return -np.concatenate([x.reshape(-1, count) for x in found])
+
+    least = 0.0 if way == "weights" else -_MOST_FACTOR
+    fit = optimize.least_squares(
+        leave, np.ones(count), derive, (least, _MOST_FACTOR), max_nfev=_FACTOR_TURNS
+    )
+    times, left = fit.x, float(np.mean(np.square(fit.fun)))
+    if left > _LEFT_BY_FACTORS:
+        return
+    normal = fit.jac.T @ fit.jac
+    normal += (1e-12 * np.trace(normal) + 1e-300) * np.eye(count)
+    error = np.sqrt(np.diagonal(np.linalg.inv(normal)) * max(left, 1.0))
+    off = np.abs(times - 1) > _SURE_FACTOR * error
+    changed = np.isin(group, np.flatnonzero(off))
+    if not off.any() or (changed.all() and np.ptp(times) < _SURE_FACTOR * np.max(error)):
+        return  # the whole output may have a factor
+    if count > 1 and not changed.all():  # fewer numbers, if one explains as much
+        yield from _fit_factors_of(rows, way, np.where(changed, 0, -1), chosen)
+    found = np.where(group < 0, 1.0, times[group])
+    cost = (
+        len(fit.fun) / 2 * math.log(max(left, 0.25)) + count / 2 * math.log(len(fit.fun)) + chosen
+    )
+    yield _Factors(cost, way, found, changed, float(error[0]) if count == 1 else math.nan)
+
+
+def _describe_factors(found: _Factors) -> str:
+    """Say which keys have which factor, of many the first."""
+    keys = np.flatnonzero(found.changed)
+    if math.isfinite(found.error):
+        c = found.of_keys[keys[0]]
+        digits = max(1, math.floor(-math.log10(_SURE_FACTOR * max(found.error, 1e-9))))
+        size = f"{c:.{digits}f}".rstrip("0").rstrip(".")
+        return f"{found.way} of {describe_keys(found.changed)} are {size} times what they should be"
+    runs = np.split(
+        keys, np.flatnonzero((np.diff(keys) != 1) | (np.diff(found.of_keys[keys]) != 0)) + 1
+    )
+    more = f" and so on ({len(runs) - _FACTORS_NAMED} more)" if len(runs) > _FACTORS_NAMED else ""
+    said = (f"{name_span('keys', x)} {found.of_keys[x[0]]:.3g}" for x in runs[:_FACTORS_NAMED])
+    return f"{found.way} of some keys have factors: {', '.join(said)}{more}"
+
+
+def _attend_factored(problem: Problem, way: str, c: Doubles, rows: Rows) -> Result:
+    head = take_rows(problem, rows)
+    return _attend_with(score_all(head), head.v, way, c)
