@@ -47,7 +47,7 @@ class _FactoredRows(NamedTuple):
     size: Doubles
 
 
-class _Factors(NamedTuple):
+class _FactoredKeys(NamedTuple):
     """Factors of the values, scores or weights of keys, and how well they explain wrong rows."""
 
     cost: float  # less log likelihood
@@ -81,7 +81,7 @@ def list_factored_keys(
     j = np.arange(m)
     groups = [j // x for x in TILE_SIZES if x < m <= x * _MOST_FACTORS]
     groups += [j % x for x in _FACTOR_PERIODS if x < m]
-    found, before, numbers = list[_Factors](), 0.0, 0
+    found, before, numbers = list[_FactoredKeys](), 0.0, 0
     for way in ways:
         sums, error = _sum_terms(rows, way, m)
         span = _find_factored_span(sums, error)
@@ -100,12 +100,12 @@ def list_factored_keys(
     yield Alternative(_describe_factors(best), problem, answer=answer, fitted=True)
 
 
-def _leave_rows(x: _FactoredRows, way: str, c: Doubles) -> Doubles:
+def _errors_left(x: _FactoredRows, way: str, c: Doubles) -> Doubles:
     """Return the errors that factors leave, over their unit."""
-    return np.asarray((x.got - _attend_with(x.s, x.v, way, c).out) / x.size)
+    return np.asarray((x.got - _attend_to_factored(x.s, x.v, way, c).out) / x.size)
 
 
-def _attend_with(s: Doubles, v: Doubles, way: str, c: Doubles) -> Result:
+def _attend_to_factored(s: Doubles, v: Doubles, way: str, c: Doubles) -> Result:
     change, _ = _FACTORED[way]
     with np.errstate(all="ignore"):
         return attend_by(*change(s, v, np.pad(c, (0, len(v) - len(c)), constant_values=1.0)))
@@ -132,7 +132,7 @@ def _sum_terms(rows: Sequence[_FactoredRows], way: str, m: int) -> tuple[Doubles
     for x in rows:
         terms = np.cumsum(_derive_factors(x, way, np.ones(m), x.got), 1)
         sums.append(np.moveaxis(np.pad(terms, ((0, 0), (1, 0), (0, 0))), 1, -1).reshape(-1, m + 1))
-        errors.append(_leave_rows(x, way, np.ones(m)).ravel())
+        errors.append(_errors_left(x, way, np.ones(m)).ravel())
     return np.concatenate(sums), np.concatenate(errors)
 
 
@@ -167,7 +167,7 @@ def _find_factored_span(every: Doubles, error: Doubles) -> KeyClass:
 
 def _fit_factors_of(
     rows: Sequence[_FactoredRows], way: str, group: npt.NDArray[np.int64], chosen: float
-) -> Iterator[_Factors]:
+) -> Iterator[_FactoredKeys]:
     """Fit a factor of each group of keys, but -1; then, if those that are not 1 are alike, one."""
     from scipy import optimize  # here, as most files need none
 
@@ -178,13 +178,13 @@ def _fit_factors_of(
         return np.where(group < 0, 1.0, times[group])
 
     def leave(times: Doubles) -> Doubles:
-        found = [_leave_rows(x, way, spread(times)).ravel() for x in rows]
+        found = [_errors_left(x, way, spread(times)).ravel() for x in rows]
         return np.clip(finite(np.concatenate(found)), -_LARGEST_LEFT, _LARGEST_LEFT)
 
     def derive(times: Doubles) -> Doubles:
         c, found = spread(times), []
         for x in rows:
-            terms = _derive_factors(x, way, c, _attend_with(x.s, x.v, way, c).out)
+            terms = _derive_factors(x, way, c, _attend_to_factored(x.s, x.v, way, c).out)
             found.append(np.einsum("rmd,mg->rdg", terms, of_group, optimize=True))
         return -np.concatenate([x.reshape(-1, count) for x in found])
 
@@ -200,18 +200,20 @@ def _fit_factors_of(
     error = np.sqrt(np.diagonal(np.linalg.inv(normal)) * max(left, 1.0))
     off = np.abs(times - 1) > _SURE_FACTOR * error
     changed = np.isin(group, np.flatnonzero(off))
-    if not off.any() or (changed.all() and np.ptp(times) < _SURE_FACTOR * np.max(error)):
+    seen = np.any([np.any(np.isfinite(x.s[:, : len(group)]), 0) for x in rows], 0)
+    every = changed[seen].all()
+    if not off.any() or (every and np.ptp(times[off]) < _SURE_FACTOR * np.max(error[off])):
         return  # the whole output may have a factor
-    if count > 1 and not changed.all():  # fewer numbers, if one explains as much
+    if count > 1 and not every:  # fewer numbers, if one explains as much
         yield from _fit_factors_of(rows, way, np.where(changed, 0, -1), chosen)
     found = np.where(group < 0, 1.0, times[group])
     cost = (
         len(fit.fun) / 2 * math.log(max(left, 0.25)) + count / 2 * math.log(len(fit.fun)) + chosen
     )
-    yield _Factors(cost, way, found, changed, float(error[0]) if count == 1 else math.nan)
+    yield _FactoredKeys(cost, way, found, changed, float(error[0]) if count == 1 else math.nan)
 
 
-def _describe_factors(found: _Factors) -> str:
+def _describe_factors(found: _FactoredKeys) -> str:
     """Say which keys have which factor, of many the first."""
     keys = np.flatnonzero(found.changed)
     if math.isfinite(found.error):
@@ -229,4 +231,4 @@ def _describe_factors(found: _Factors) -> str:
 
 def _attend_factored(problem: Problem, way: str, c: Doubles, rows: Rows) -> Result:
     head = take_rows(problem, rows)
-    return _attend_with(score_all(head), head.v, way, c)
+    return _attend_to_factored(score_all(head), head.v, way, c)
