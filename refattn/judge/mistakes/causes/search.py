@@ -17,11 +17,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ....arrays.words import place
+from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...verification.findings import ONLY_IN, Numbers, Suspect, name_span
@@ -33,7 +34,7 @@ from .normalisers import (
     list_offsets,
 )
 from .places import as_suspect, list_places, say_what_is_left
-from .sampled import Alternative, Result, Rows
+from .sampled import Alternative, Result, Rows, attend
 from .slips import NORMALISERS, fit_normalisers
 from .trials import EXPLAINED_BY_WRONG, Explained, Trials, leave_without_keys
 from .wrong_rows import (
@@ -48,6 +49,8 @@ from .wrong_rows import (
 )
 
 _LOG_OF_TRIED = math.log(1e8)  # of kernels that are fitted, with their places, over a chance
+_LEFT_BY_FIRST, _FIRSTS = 0.8, 3  # of squared errors, by the first of two causes; that are tried
+_ROWS_OF_SECOND = 6  # that it leaves wrong, at least
 _BEST = 6  # alternatives that are judged by rounding errors
 _OUTPUT_ALONE = "(only the output: lse does not agree)"
 _FEWEST_LSE = 4  # log normalisers: fewer are near to those of some row by chance
@@ -71,6 +74,7 @@ class SearchTask(NamedTuple):
     known: str = ""  # the cause, if it is known: only the sample is taken
     strange_alone: bool = False  # whether only rows with NaN or infinity are looked at
     posed: Problem | None = None  # which texts compute, if it was another one
+    first: str = ""  # what is so already, if this is the search for a second cause
 
 
 def search_causes(task: SearchTask) -> tuple[list[Suspect], Sample]:
@@ -91,7 +95,13 @@ def search_causes(task: SearchTask) -> tuple[list[Suspect], Sample]:
     trials = Trials(problem, sample, numbers, profile, task.mistakes, task.posed)
     found = [Explained(Alternative("", problem))]
     if failed != "lse":
-        enough = [x for x in trials.list_explained() if x.share > EXPLAINED_BY_WRONG]
+        explained = [*trials.list_explained()]
+        if task.first:
+            multiply = partial(_multiply_output, problem)
+            explained += trials.fit(
+                "the output is {} times what it should be", multiply, (0.7, 1.4)
+            )
+        enough = [x for x in explained if x.share > EXPLAINED_BY_WRONG]
         # In steps of e^(1/4) in the mean square: of those that are about as near, the one that is
         # right everywhere and plain comes first.
         nearest = sorted(
@@ -110,7 +120,8 @@ def search_causes(task: SearchTask) -> tuple[list[Suspect], Sample]:
             holding.sort(key=lambda x: explain_normalisers(trials, x, False) is None)
         found = trials.keep_apart(holding) or [x for x in judged[:1] if x.explains_part]
         # What is fitted has many numbers, and would explain what has a plainer cause as well.
-        if not (any(x.holds and x.is_sure for x in found) or leave_roundings(fits)):
+        searched = any(x.holds and x.is_sure for x in found) or leave_roundings(fits)
+        if not (searched or task.first):
             for listing in trials.list_fitted():
                 fitted = [trials.judge(x, profiles, dtype) for x in trials.explain_all(listing)]
                 holding = [x for x in fitted if _may_stand(trials, x) and _is_told(trials, x)]
@@ -118,7 +129,10 @@ def search_causes(task: SearchTask) -> tuple[list[Suspect], Sample]:
                 if holding := [x for x in holding if not find_left(trials, x.alternative, None)[0]]:
                     found = trials.keep_apart(holding)
                     break
-        if not (fits or any(x.holds for x in found)):
+        open_ = not (searched or task.first or any(x.holds for x in found))
+        if open_ and (two := _search_second(task, trials, explained)):
+            return two, sample
+        if not (fits or task.first or any(x.holds for x in found)):
             found = [*trials.list_rounded(profile, dtype), *found]
     several = bool(np.sum(sample.wrong) >= _FEWEST_LSE)
     suspects, whole = [], []  # those are whole that leave no row wrong
@@ -151,6 +165,56 @@ def search_causes(task: SearchTask) -> tuple[list[Suspect], Sample]:
     return whole or suspects, sample
 
 
+def _search_second(
+    task: SearchTask, trials: Trials, explained: Sequence[Explained]
+) -> list[Suspect]:
+    """Search a cause beside one that explains a part of the error; numbers are fitted last."""
+    some = [x for x in explained if _is_problem(x.alternative)]
+    most = _LEFT_BY_FIRST * trials.mean_square()
+    by_square = {round(x.square, 6): x for x in reversed(some) if x.square < most}  # each once
+    firsts = sorted(by_square.values(), key=lambda x: (x.alternative.fitted, x.square))
+    for one in (x.alternative for x in firsts[:_FIRSTS]):
+        second = task._replace(
+            problem=_pose_other(one), fits=(), rows=(), mistakes=(), posed=None, first=one.text
+        )
+        found, sample = search_causes(second)
+        found = [x for x in found if x.name == "convention"]
+        if found and np.sum(sample.wrong) >= _ROWS_OF_SECOND:
+            start = f"agrees if {one.text}, and "
+            return [x._replace(text=start + x.text.removeprefix("agrees if ")) for x in found]
+    return []
+
+
+def _multiply_output(problem: Problem, c: float) -> Alternative:
+    def compute(head: SoftmaxHead) -> Result:
+        exact = attend(head)
+        return exact._replace(out=c * exact.out)
+
+    return Alternative("", problem, compute=compute)
+
+
+def _is_problem(one: Alternative) -> bool:
+    """Tell whether an alternative is attention with other arrays, options or masks."""
+    usual = one.compute is attend and one.answer is None and one.move is None and not one.dealt
+    return usual and one.problem.packed is None and one.problem.kind == "scores"
+
+
+def _pose_other(one: Alternative) -> Problem:
+    """Pose an alternative as a problem: what is seen by its rules is in the mask."""
+    problem, (n, m, _) = one.problem, one.problem.shape
+    if one.seen is None and one.bias is None:
+        return problem
+
+    @lru_cache(maxsize=4)
+    def read(index: Index) -> Mapping[str, Any]:
+        head = one.head(Rows(index, np.arange(n), np.arange(m)))
+        shown = np.ones((n, m), bool) if head.mask is None else head.mask
+        changed = {"mask": shown} | ({} if head.bias is None else {"bias": head.bias})
+        return {**problem.read(index), **changed}
+
+    return problem._replace(read=read, causal=False, window=(None, None))
+
+
 def _may_stand(trials: Trials, one: Explained) -> bool:
     """Tell whether an alternative holds in all rows, or else explains every wrong row.
 
@@ -164,11 +228,9 @@ def _may_stand(trials: Trials, one: Explained) -> bool:
 
 def _is_told(trials: Trials, one: Explained) -> bool:
     """Tell whether so many numbers are so near that one of all that is fitted is not by chance."""
-    both = zip(trials.errors, trials.sample.heads, strict=True)
-    z = np.concatenate([x[y.wrong].ravel() for x, y in both])
-    before = float(np.sum(np.square(z))) / max(z.size, 1)
-    gain = math.log(max(before, 1.0) / max(one.square, 1.0))
-    return z.size / 2 * gain > _LOG_OF_TRIED
+    size = sum(x[y.wrong].size for x, y in zip(trials.errors, trials.sample.heads, strict=True))
+    gain = math.log(max(trials.mean_square(), 1.0) / max(one.square, 1.0))
+    return size / 2 * gain > _LOG_OF_TRIED
 
 
 def leave_roundings(fits: Sequence[Suspect]) -> bool:

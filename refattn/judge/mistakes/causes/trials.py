@@ -334,6 +334,12 @@ class Trials:
         lists += [x(problem, every, unit, self.about[1]) for x in _ROW_BY_ROW]
         return [*lists, classes.list_merged_more(problem, every, self.about[1])]
 
+    def mean_square(self) -> float:
+        """Return the mean square of z in wrong rows."""
+        both = zip(self.errors, self.sample.heads, strict=True)
+        z = [x[y.wrong].ravel() for x, y in both]
+        return float(np.mean(np.square(np.concatenate(z)))) if any(map(len, z)) else 0.0
+
     def mark_wrong(self, x: Place) -> Seen:
         """Tell which queries are wrong."""
         return np.asarray(self.sample.wrong[self.problem.number(x.at), x.i])

@@ -66,15 +66,15 @@ def list_factored_keys(
     Gauss-Newton, from running sums of derivatives to the factors of all keys.
     """
     _, m, d = problem.shape
-    some = thin(wrong, _FACTOR_HEADS)
-    count = _MOST_TERMS // max(m * d * max(len(some), 1), 1)
+    some = thin(wrong, max(1, min(_FACTOR_HEADS, _MOST_TERMS // max(m * d, 1))))
+    count = max(1, _MOST_TERMS // max(m * d * len(some), 1))
     rows = []
     for x in (x.take(thin(np.arange(len(x.got)), count)) for x in some):
         head = take_rows(problem, x.rows)
         rows.append(_FactoredRows(score_all(head), head.v, x.got, unit * row_sizes(x.got)))
         if head.keys != m:  # keys of a sequence, of which others have no part
             return
-    if not count or not rows or not all(np.all(np.isfinite(x.got)) for x in rows):
+    if not rows or not all(np.all(np.isfinite(x.got)) for x in rows):
         return
     shifted = problem.softcap is not None or "bias" in problem.first
     ways = [x for x in _FACTORED if not (shifted and x == "scores")]
