@@ -19,7 +19,7 @@ from ..causes.sampled import Alternative, Place, Seen, show_band, take_rows
 from ..causes.slips import score_all
 from ..causes.wrong_rows import Sampled, differ, divide, row_sizes, thin
 from .intervals import find_interval
-from .maps import Map, Places, list_maps, write_shift
+from .maps import Map, Places, list_maps, permute_blocks, write_shift
 
 _CUT_KEYS = 256  # that are summed at a time
 _QUERY_BLOCKS = (4, 8, 16, 32, 64, 128, 256, 512)  # queries that may have a limit together
@@ -214,7 +214,7 @@ def list_own_limits(
             if off < _MOST_OFF * size_of:
                 text = f"in blocks of {size} limits are permuted: {sees} {size} (i // {size}) + "
                 text += f"({', '.join(map(str, moved))})[i % {size}]"
-                limit = Limit(text, turn, own, partial(_follow_order, moved))
+                limit = Limit(text, turn, own, partial(permute_blocks, moved))
                 yield Alternative(text, problem, partial(_show_both, show_band(free), limit.shows))
                 break
 
@@ -325,10 +325,6 @@ def _choose_shift(far: Doubles, places: Places, last: int | None = None) -> tupl
     by = np.unique(np.argmin(far, -1) - places)
     off = [float(np.sum(far[rows, np.clip(places + c, 0, last)])) for c in by]
     return int(by[np.argmin(off)]), min(off)
-
-
-def _follow_order(order: Places, x: Places) -> Places:
-    return np.asarray(x // len(order) * len(order) + order[x % len(order)])
 
 
 def _show_by_head(turn: int, own: tuple[int, int], by: Mapping[Index, int], x: Place) -> Seen:
