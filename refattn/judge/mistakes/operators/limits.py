@@ -255,7 +255,7 @@ def list_mask_ends(
         opened = problem.replaced("mask", partial(_open_end, turn))
         rated = [rate_limits(unit, opened, x, turn) for x in few]
         i = np.concatenate([x.rows.queries for x in few])
-        members = name_first([*map(place, sorted(x.rows.at[:-1] for x in few))])
+        members = name_first([*map(place, sorted(x.rows.at[:-1] for x in few))], 4)
         for limit in _fit_limits(np.concatenate(rated), i, turn, (0, None)):
             text = f"{limit.text} in batch member{'s' * (len(few) > 1)} {members}"
             shown = partial(_end_at, turn, limit, {x.rows.at[:-1] for x in few})
@@ -279,7 +279,7 @@ def _say_ends(by: Mapping[Index, int], level: bool, count: int) -> str:
     if (level or len(by) == count) and len({*by.values()}) == 1:
         return say(*{*by.values()})
     each = [f"{say(c)} in batch member {place(at)}" for at, c in by.items() if c or level]
-    return name_first(each)
+    return name_first(each, 4)
 
 
 def _find_ends(mask: Seen, turn: int, level: bool = False) -> tuple[Places, int]:
