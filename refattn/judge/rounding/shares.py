@@ -272,11 +272,13 @@ def in_single(x: Any) -> Any:
 
 def sum_products(weights: Doubles, y: Doubles) -> Doubles:
     """Sum products of vectors y (r, keys), or others for each row, with weights: (rows, r, r)."""
-    (rows, keys), r = weights.shape, y.shape[-2]
+    rows, r = len(weights), y.shape[-2]
     if y.ndim == 3 or rows < r:
         return np.asarray((weights[:, None, :] * y) @ np.swapaxes(y, -1, -2))
-    products = (y[:, None, :] * y).reshape(r * r, keys)  # one product for all rows
-    return (weights @ products.T).reshape(rows, r, r)
+    a, b = np.triu_indices(r)  # one product for all rows
+    products = np.empty((rows, r, r))
+    products[:, a, b] = products[:, b, a] = weights @ (y[a] * y[b]).T
+    return products
 
 
 def bound_flushed(weights: Doubles, last: Any) -> Doubles:

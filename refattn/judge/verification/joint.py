@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
 from ..rounding.backward import analyse_gradient
 from ..rounding.covariance import (
@@ -314,21 +315,28 @@ def find_wrong(
     most, together = _PRODUCTS // (columns**2 * (problem.shape[1] + _SOLVING * columns)), MOST
     if problem.gradient is not None:  # of which each row is analysed alone
         most, together = most // _ONE_BY_ONE, MOST // _ONE_BY_ONE
-    tested, goes_on = 0, True
-    while goes_on and tested < len(doubtful) and (tested == 0 or tested < most):
-        batch, least = doubtful[tested : tested + together], 0.0
-        for head in np.unique(batch // squares.shape[1]).tolist():
-            rows = np.sort(batch[batch // squares.shape[1] == head] % squares.shape[1])
-            of_rows, log_p = test(problem.index_of(head), rows)
-            surer = log_p < found[head, rows]
-            means[head, rows] = np.where(surer, of_rows, means[head, rows])
-            found[head, rows] = np.fmin(found[head, rows], log_p)
-            least = min(least, float(np.min(log_p)))
-        tested, goes_on = tested + len(batch), least + tests_of_row <= level
+    count, doubtful = len(doubtful), doubtful[: max(1, -(-most // together)) * together]
+    tested, goes_on, ahead = 0, True, together
+    while goes_on and tested < len(doubtful):
+        # The law of each costs less if it is of more: they are taken as if found batch by batch.
+        heads, rows = np.divmod(doubtful[tested : tested + ahead], squares.shape[1])
+        of_rows, log_p = np.zeros((2, len(rows)))
+        for head in np.unique(heads).tolist():
+            here = np.flatnonzero(heads == head)
+            here = here[np.argsort(rows[here])]
+            of_rows[here], log_p[here] = test(problem.index_of(head), rows[here])
+        for x in blocks(0, len(rows), together):
+            if goes_on:
+                place = heads[x], rows[x]
+                means[place] = np.where(log_p[x] < found[place], of_rows[x], means[place])
+                found[place] = np.fmin(found[place], log_p[x])
+                least = float(np.fmin.reduce(log_p[x], initial=0.0))
+                tested, goes_on = tested + x.stop - x.start, least + tests_of_row <= level
+        ahead *= 2
     indices, at = [*np.ndindex(problem.lead)], np.nonzero(found < 0)
     each = (x.tolist() for x in (*at, means[at], found[at] + tests_of_row))
     wrong = [WrongRow((*indices[h], i), *rest) for h, i, *rest in zip(*each, strict=True)]
-    return sorted(wrong, key=lambda x: x.log_p), goes_on and tested < len(doubtful)
+    return sorted(wrong, key=lambda x: x.log_p), goes_on and tested < count
 
 
 def name_wrong(find: Find, rows: int, alpha: float) -> tuple[tuple[tuple[Index, float], ...], bool]:

@@ -114,26 +114,29 @@ def attempt(
     elements = float(errors.elements)
     raw = [*_test_bound(errors), *_test_sizes(errors, elements)]
     raw += _test_lse(errors) if numbers.lse is not None else []
+    read, directions = problem.read_by(profile), list[_Outcome]()
+
+    def needs(enough: float) -> bool:
+        """Tell whether no p-value is so small yet that other tests do not count."""
+        return all(x.log_p >= enough for x in (*raw, *directions))
+
     if errors.along:
-        directions = list(_test_gradients(errors, problem.read_by(profile), roundings))
+        directions += _test_gradients(errors, read, roundings)
     else:
-        directions = list(_test_directions(errors))
-        least = min((x.log_p for x in (*raw, *directions)), default=0.0)
-        doubtful = _list_doubtful(errors) if least >= _NEEDS_NO_OTHER else []
-        if doubtful:
+        directions += _test_directions(errors)
+        if needs(max(_NEEDS_NO_OTHER, look.enough)) and (doubtful := _list_doubtful(errors)):
             errors.add_laws(bound_along(problem, numbers, dtype, profile, doubtful))
             directions = list(_test_directions(errors))
     if problem.is_mean:
         directions += [*_test_keys(errors), *_test_tiles(errors)]
-        directions += _test_loud_factors(errors, problem.read_by(profile), roundings)
-        if min((x.log_p for x in (*raw, *directions)), default=0.0) >= look.enough:
-            raw += _test_loud_tiles(errors, problem.read_by(profile), roundings)
-    read = problem.read_by(profile)
+        if look.full != () or needs(look.enough):  # which say, in a longer look, what is wrong
+            directions += _test_loud_factors(errors, read, roundings)
+        if needs(look.enough):
+            raw += _test_loud_tiles(errors, read, roundings)
     about = read, partial(test_rows, read, numbers, roundings), squares, errors.peak
     of_rows = partial(find_wrong, *about, errors.over > BEYOND, errors.hidden)
     find: Find = cache(partial(of_rows, of_lse=errors.lse_squares))
-    smallest = min((x.log_p for x in (*raw, *directions)), default=0.0)
-    if knows_columns(problem) and smallest >= max(_NEEDS_NO_OTHER, look.enough):
+    if knows_columns(problem) and needs(max(_NEEDS_NO_OTHER, look.enough)):
         raw += _test_rows(find(-math.inf)[0], count)
     # All tests of a profile share alpha. A p-value of e^-700 is as good as 0, and not 0 in float64.
     adjusted = stats.holm([math.exp(max(x.log_p, -700.0)) for x in (*raw, *directions)])
