@@ -70,7 +70,7 @@ from .score_gradients import PairErrors, analyse_pairs, round_scaled, scaled_spa
 from .shares import sum_products
 
 _TOKENS = BLOCK_QUERIES, 256  # queries and keys whose pairs are analysed at a time
-_FAR_BELOW = 2.0**-80  # of the sizes of a sum, which no float64 has beside it
+_BELOW_ALL = 2.0**-80  # of the sizes of a sum, which no float64 has beside it
 _SURE_OF_GRADIENTS = 4.0  # standard deviations beyond which roundings are tied to each other
 
 
@@ -161,7 +161,7 @@ class _GradientSum:
         self.sizes += size
         lost = np.minimum(len(y) * tiny, size)  # if products below the smallest number become 0
         most = np.max(flushed, initial=0.0) * np.sum(sizes, 0)
-        lost += most if np.all(most <= _FAR_BELOW * size) else flushed @ sizes
+        lost += most if np.all(most <= _BELOW_ALL * size) else flushed @ sizes
         self.flushed += lost
         self.moved += bound @ sizes + lost
         self.terms += len(y)
