@@ -208,7 +208,9 @@ class _GradientSum:
         elif of == "dk":
             variances = _vary_keys(x, saved, roundings, i)
         else:
-            variances = _vary_values(x, saved, i)
+            shared = (saved.scores_variance + saved.lse_variance)[i, None]
+            variances = x.p_variance + x.p * x.p * (x.log_variance + shared)
+            variances = saved.copies[i, None] * variances
             numbers = x.p, x.near_p, x.p_bound, x.p_flushed
         self.add_squares(turn(variances), y)
         # A running sum may be written after some tokens; a sink adds 0.
@@ -448,13 +450,6 @@ def _vary_keys(x: PairErrors, saved: Saved, roundings: Roundings, i: slice) -> D
             variances += variance * np.square(apart * factor)
     variances *= saved.copies[i, None]
     return np.maximum(variances, 0.0, out=variances)
-
-
-def _vary_values(x: PairErrors, saved: Saved, i: slice) -> Doubles:
-    """Return variances of terms of dv."""
-    shared = (saved.scores_variance + saved.lse_variance)[i, None]
-    variances = x.p_variance + x.p * x.p * (x.log_variance + shared)
-    return np.asarray(saved.copies[i, None] * variances)
 
 
 def _close_sum(sum_: _GradientSum) -> RowErrors:

@@ -135,11 +135,6 @@ class _Case:
         self.seconds += time.perf_counter() - start
         return trial._replace(rows=count_rows(blocks))
 
-    def begin_sums(self, profile: Profile) -> HeadSums:
-        """Begin to add up the errors of all rows."""
-        weights = self.weights.of(profile)
-        return begin_sums(self.problem, self.dtype, profile, self.numbers, weights)
-
     def glance(self, name: str) -> bool:
         """Tell whether a few rows are enough to reject a profile, so surely that no test counts."""
         # Only a p-value of 1e-40 counts: no share of alpha. What is likely is tried at once.
@@ -549,9 +544,10 @@ def _agree(cases: Sequence[_Case], names: Sequence[str]) -> str:
 def _sum_together(cases: Sequence[_Case], name: str) -> None:
     """Add up the errors of all parts at once, if a profile is the first that is tried."""
     if len(cases) > 1 and not any(x.tried for x in cases):
-        start, profiles = time.perf_counter(), [x.profiles[name] for x in cases]
-        of_keys = next(y for x, y in zip(cases, profiles, strict=True) if x.problem.result != "dq")
-        sums = [x.begin_sums(y) for x, y in zip(cases, profiles, strict=True)]
+        start, every = time.perf_counter(), [(x, x.profiles[name]) for x in cases]
+        parts = [(x.problem, x.dtype, y, x.numbers, x.weights.of(y)) for x, y in every]
+        sums = [begin_sums(*x) for x in parts]
+        of_keys = next(y for x, y in every if x.problem.result != "dq")
         if sweep_pairs(sums, cases[0].dtype, of_keys):  # which knows what is rounded by head
             for case, of_part in zip(cases, sums, strict=True):
                 case.sums[name] = of_part
