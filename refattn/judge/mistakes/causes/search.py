@@ -2,7 +2,7 @@
 
 Wrong rows are found first, and some of them are taken with some right ones (`wrong_rows`). On these
 the alternatives are tried in this order: the plain ones, whether of the problem (`alternatives`,
-`sequences`) or of the computation (`slips`, `fills`); those with one number, which is fitted; those
+`sequences`) or of the computation (`slips`, `fitted`); those with one number that is fitted; those
 of single heads; those that hide keys by place (`reach`) or lose a tile. Only if none of them holds,
 what is fitted to the wrong rows is tried (`fitted`, `heads`), and then coarser roundings.
 
