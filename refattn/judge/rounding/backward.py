@@ -71,6 +71,7 @@ from .shares import sum_products
 
 _TOKENS = BLOCK_QUERIES, 256  # queries and keys whose pairs are analysed at a time
 _SURE_OF_NOISE = 3.0  # standard deviations of what is rounded
+_BELOW_ALL = 2.0**-80  # of the sizes of a sum, which no float64 has beside it
 _SURE_OF_GRADIENTS = 4.0  # standard deviations beyond which roundings are tied to each other
 
 
@@ -160,8 +161,8 @@ class _GradientSum:
             self.cuts.add(near, y)
         self.sizes += size
         lost = np.minimum(len(y) * tiny, size)  # if products below the smallest number become 0
-        if flushed.any():
-            lost += flushed @ sizes
+        most = np.max(flushed, initial=0.0) * np.sum(sizes, 0)
+        lost += most if np.all(most <= _BELOW_ALL * size) else flushed @ sizes
         self.flushed += lost
         self.moved += bound @ sizes + lost
         self.terms += len(y)
@@ -208,7 +209,9 @@ class _GradientSum:
         elif of == "dk":
             variances = _vary_keys(x, saved, roundings, i)
         else:
-            variances = _vary_values(x, saved, i)
+            shared = (saved.scores_variance + saved.lse_variance)[i, None]
+            variances = x.p_variance + x.p * x.p * (x.log_variance + shared)
+            variances = saved.copies[i, None] * variances
             numbers = x.p, x.near_p, x.p_bound, x.p_flushed
         self.add_squares(turn(variances), y)
         # A running sum may be written after some tokens; a sink adds 0.
@@ -448,13 +451,6 @@ def _vary_keys(x: PairErrors, saved: Saved, roundings: Roundings, i: slice) -> D
             variances += variance * np.square(apart * factor)
     variances *= saved.copies[i, None]
     return np.maximum(variances, 0.0, out=variances)
-
-
-def _vary_values(x: PairErrors, saved: Saved, i: slice) -> Doubles:
-    """Return variances of terms of dv."""
-    shared = (saved.scores_variance + saved.lse_variance)[i, None]
-    variances = x.p_variance + x.p * x.p * (x.log_variance + shared)
-    return np.asarray(saved.copies[i, None] * variances)
 
 
 def _close_sum(sum_: _GradientSum) -> RowErrors:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -85,6 +86,7 @@ class _Case:
         self.screened: dict[str, float] = {}  # p-values of profiles on some rows
         self.glanced: dict[str, float] = {}  # likewise: tests of their own if they are sure
         self.sums: dict[str, HeadSums] = {}  # of errors, that are not tested yet
+        self.tried: dict[str, ProfileTrial] = {}  # by all rows, and no other evidence
         self.trials: dict[str, ProfileTrial] = {}
         self.coarse = find_coarse_state(self.problem, self.numbers)
 
@@ -133,11 +135,6 @@ class _Case:
         self.seconds += time.perf_counter() - start
         return trial._replace(rows=count_rows(blocks))
 
-    def begin_sums(self, profile: Profile) -> HeadSums:
-        """Begin to add up the errors of all rows."""
-        weights = self.weights.of(profile)
-        return begin_sums(self.problem, self.dtype, profile, self.numbers, weights)
-
     def glance(self, name: str) -> bool:
         """Tell whether a few rows are enough to reject a profile, so surely that no test counts."""
         # Only a p-value of 1e-40 counts: no share of alpha. What is likely is tried at once.
@@ -182,7 +179,8 @@ class _Case:
         if name in self.trials:
             return self.trials[name]
         # What some rows said is one more test each, so that all of them share alpha.
-        trial = self._try_sample(name) or self.attempt(name)
+        trial = self.tried.get(name) or self._try_sample(name) or self.attempt(name)
+        self.tried[name] = trial
         if (fit := self.fits.get(name, UNCOMPARED)).likelier:
             p, words = math.exp(max(fit.log_p, -700.0)), f"{fit.likelier} is likelier than {name}"
             trial = trial.with_test(Finding("likelihood", p, p, fit.against, words))
@@ -202,12 +200,15 @@ class _Case:
         trial = self.attempt(name, some) if rest else None
         return trial if trial and trial.rejected(_SURE_P) else None
 
-    def rejects(self, name: str) -> bool:
-        """Tell whether a profile does not explain the numbers."""
+    def rejects(self, name: str, first: Callable[[], None] = lambda: None) -> bool:
+        """Tell whether a profile does not explain the numbers; call something before all rows."""
         # The cheapest first: a glance at a few rows, then some rows, then all.
         if not self.is_out(name) and (self.trials or not self.glance(name)):
             self.screen(name)
-        return self.is_out(name) or self.trial(name).rejected(self.alpha)
+        if self.is_out(name):
+            return True
+        first()
+        return self.trial(name).rejected(self.alpha)
 
     def add_units(self) -> list[str]:
         """Add profiles with units whose shifts agree with the errors, and return their names."""
@@ -536,20 +537,21 @@ def _agree(cases: Sequence[_Case], names: Sequence[str]) -> str:
     """Find the likeliest profile that explains all parts; an empty name if there is none."""
     found = sorted(names, key=lambda x: _rank(cases, x))
     left = (x for x in found if not any(y.is_out(x) or y.glance(x) for y in cases))
-    return next((x for x in left if not _reject(cases, x)), "")
+    tried = ((x, partial(_sum_together, cases, x)) for x in left)
+    return next((x for x, first in tried if not any(y.rejects(x, first) for y in cases)), "")
 
 
-def _reject(cases: Sequence[_Case], name: str) -> bool:
-    """Tell whether a profile explains not all parts; the first that is tried is tried on all."""
-    if len(cases) > 1 and not any(x.trials for x in cases):
-        start, profiles = time.perf_counter(), [x.profiles[name] for x in cases]
-        of_keys = next(y for x, y in zip(cases, profiles, strict=True) if x.problem.result != "dq")
-        sums = [x.begin_sums(y) for x, y in zip(cases, profiles, strict=True)]
+def _sum_together(cases: Sequence[_Case], name: str) -> None:
+    """Add up the errors of all parts at once, if a profile is the first that is tried."""
+    if len(cases) > 1 and not any(x.tried for x in cases):
+        start, every = time.perf_counter(), [(x, x.profiles[name]) for x in cases]
+        parts = [(x.problem, x.dtype, y, x.numbers, x.weights.of(y)) for x, y in every]
+        sums = [begin_sums(*x) for x in parts]
+        of_keys = next(y for x, y in every if x.problem.result != "dq")
         if sweep_pairs(sums, cases[0].dtype, of_keys):  # which knows what is rounded by head
             for case, of_part in zip(cases, sums, strict=True):
                 case.sums[name] = of_part
         cases[0].seconds += time.perf_counter() - start
-    return any(x.rejects(name) for x in cases)
 
 
 def _agree_without_some(cases: Sequence[_Case], names: Sequence[str]) -> str:

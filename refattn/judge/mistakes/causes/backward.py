@@ -29,7 +29,7 @@ from .alternatives import list_alternatives
 from .heads import list_by_rules
 from .sampled import Alternative, Result, Rows
 from .sequences import list_later_queries
-from .slips import LOST_TILES, TILE_SIZES, attend_by, hide_tile, list_parts, score_all
+from .slips import TILE_SIZES, attend_by, list_parts, score_all
 from .wrong_rows import (
     Comparison,
     Sample,
@@ -37,11 +37,10 @@ from .wrong_rows import (
     compare_outputs,
     draw_sample,
     finite,
+    list_left,
     list_wrong,
     stay_wrong,
 )
-
-_MOST_TILES = 8  # of keys or queries, of a size
 
 
 class Kept(NamedTuple):
@@ -193,18 +192,8 @@ _BESIDE: Mapping[str, Take] = {
 def _list_forward(gradient: Gradient) -> list[Alternative]:
     """List alternatives of the forward pass that a backward pass may compute again."""
     forward = gradient.forward
-    lost = [hide_tile(forward, j) for j in _list_tiles(forward.shape[1])]
     usual = (x for x in (*list_alternatives(forward), *list_by_rules(forward)) if x.move is None)
-    return [*usual, *lost, *list_later_queries(forward)]
-
-
-def _list_tiles(length: int) -> list[slice]:
-    """List tiles that may be lost; of the smaller ones the first and the last."""
-    tiles = []
-    for size in (x for x in LOST_TILES if x < length):
-        some = list(blocks(0, length, size))
-        tiles += some if len(some) <= _MOST_TILES else [some[0], some[-1]]
-    return tiles
+    return [*usual, *list_later_queries(forward)]
 
 
 def _keep_last(size: int, x: BackwardHead, y: Kept) -> HeadPass:
@@ -395,15 +384,13 @@ class Backward:
 
     def find_left(self, one: Candidate, of: str) -> tuple[list[Index], int]:
         """Find wrong rows, of so many, that a candidate leaves wrong."""
-        left: list[Index] = []
-        count, sample = 0, self.samples[of]
-        for x in self.list_wrong(of):
-            at, i = x.rows.at, x.rows.queries
-            out, given = (self.predict(y, of, at, i) for y in (one, Candidate("")))
-            off = stay_wrong(x.got, out, given, sample.unit)
-            left += [(*at, int(row)) for row in i[off]]
-            count += len(off)
-        return left, count
+
+        def stays(x: Sampled) -> Any:
+            ways = (one, Candidate(""))
+            out, given = (self.predict(y, of, x.rows.at, x.rows.queries) for y in ways)
+            return stay_wrong(x.got, out, given, self.samples[of].unit)
+
+        return list_left(self.list_wrong(of), stays)
 
     def predict_all(self, one: Candidate, of: str, sample: Sample) -> list[Doubles]:
         """Compute a gradient for the rows of a sample."""

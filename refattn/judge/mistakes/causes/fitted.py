@@ -5,23 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import product
 from typing import Any
 
 import numpy as np
 
-from ....arrays.blocks import blocks
 from ....arrays.library import Doubles
-from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Problem
 from ...verification.findings import Suspect
 from .normalisers import Normalisers
 from .sampled import Alternative, Result, Rows, Seen, attend, show_distances, take_rows
 from .sequences import show_sequence
-from .slips import TILE_SIZES, attend_by, score_all, weigh_keys
-from .wrong_rows import Sample, Sampled, differ, divide, finite, row_sizes
+from .slips import attend_by, score_all, weigh_keys
+from .wrong_rows import Sample, Sampled, differ, divide, row_sizes
 
-_TILES_OF_KEYS = 64  # of keys
 _LEFT_BY_DROPOUT = 4.0  # mean square of z that a fit may leave
 _HALF, _SURE, _LEAST_ERROR = 0.5, 0.2, 2e-3  # of a weight: lost or not; how sure, at most
 _SUREST = 0.12  # the same, of the surest
@@ -32,29 +28,6 @@ _AS_NEAR, _APART = 0.8, 1.5  # of what one factor leaves, what one for each row 
 _FEWEST_WEIGHTS = 48  # that are known, at least, of those that may be lost
 _USUAL_TILES = (64, 128, 32, 16, 256)  # of queries and of keys, the most usual first
 STARTS = (-1.0, -2.5, -5.0, -10.0, -20.0)  # where fits of the scores of hidden keys begin
-
-
-def list_wrong_tiles(problem: Problem) -> Iterator[Alternative]:
-    """List kernels in which sums are not rescaled before one tile of keys, the largest first."""
-    m = problem.shape[1]
-    for size in (x for x in TILE_SIZES[::-1] if x < m <= _TILES_OF_KEYS * x):
-        for j, (words, of_sum) in product(blocks(0, m, size), _NOT_RESCALED.items()):
-            text = f"keys {j.start} to {j.stop - 1} are added to {words} not rescaled"
-            keep = partial(_keep_earlier, j=j, of_sum=of_sum)
-            yield Alternative(f"{text} when the maximum grows", problem, compute=keep)
-
-
-_NOT_RESCALED = {"an output that is": 0.0, "sums that are": 1.0}  # what is so of the weights
-
-
-def _keep_earlier(head: SoftmaxHead, j: slice, of_sum: float) -> Result:
-    """Leave what was summed before a tile as it was when this raises the maximum."""
-    exact, s, before = attend(head), score_all(head), slice(0, j.start)
-    top, new = (np.max(s[:, :x], -1, keepdims=True, initial=-math.inf) for x in (j.start, j.stop))
-    # In sums of weights and values, of which the exact ones are 1 and the output.
-    w = np.exp(s[:, before] - exact.lse[:, None]) * np.expm1(finite(new - top))
-    total = 1.0 + of_sum * np.sum(w, -1, keepdims=True)
-    return exact._replace(out=(exact.out + w @ head.v[before]) / total)
 
 
 def name_dropout(problem: Problem, sample: Sample) -> list[Suspect]:

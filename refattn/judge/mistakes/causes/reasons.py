@@ -29,25 +29,12 @@ from ...verification.z_scores import mean_square
 from ..defects.catalogue import Mutant
 from ..operators.copies import find_grid, name_copies
 from ..operators.exponentials import is_of_weights, rounds_weights, say_what_overflows
+from . import places
 from .alternatives import list_alternatives
 from .edited import list_like
 from .fitted import name_dropout
 from .gradients import explain_backward
 from .normalisers import name_offset, share_of_offset
-from .places import (
-    analyse_sample,
-    as_suspect,
-    describe_place,
-    find_coarse,
-    find_common_factor,
-    find_factor,
-    list_added_numbers,
-    list_seen,
-    remark_normalisers,
-    remark_stale,
-    remark_zeros,
-    say_what_is_left,
-)
 from .sampled import Alternative
 from .search import SearchTask, leave_roundings, search_causes, search_without_zeros
 from .states import explain_states
@@ -130,7 +117,7 @@ def _explain(
     if problem.kind == "recurrent":
         found = [*explain_states(problem, numbers, by.roundings(verdict.dtype))]
     elif problem.derived is not None:
-        found = [as_suspect(f"agrees if {x}") for x in list_like(problem, numbers.out)]
+        found = [places.as_suspect(f"agrees if {x}") for x in list_like(problem, numbers.out)]
         near = verdict.z.largest < _NEAR_ORDERS
         verdict = verdict._replace(remarks=[*verdict.remarks, *[_ORDERS] * near])
     else:
@@ -151,7 +138,7 @@ def _explain(
             )
             more = [x._replace(text=say_of_weights(x.text)) for x in more]
             found = found or [x for x in more if x.text]
-            verdict = verdict._replace(place=describe_place(scored, sample, verdict))
+            verdict = verdict._replace(place=places.describe_place(scored, sample, verdict))
     return verdict._replace(suspects=[*found, *fits] or name_seen(verdict.remarks))
 
 
@@ -183,12 +170,12 @@ def _explain_scores(
     holds = any(x.name == _CAUSE for x in suspects)
     # All zeros, or NaN in every row, is said as it is: what explains them in part does not matter.
     suspects = suspects if holds else name_trivial(verdict) or suspects
-    seen = list(list_seen(problem, sample, exact)) if of_out and not holds else []
+    seen = list(places.list_seen(problem, sample, exact)) if of_out and not holds else []
     if suspects:  # numbers that these explain, if in part, were written
         seen = [x for x in seen if "as if" not in x]
-    seen += list(remark_stale(problem, numbers, sample)) if of_out and not suspects else []
-    strange = list(remark_normalisers(problem, numbers))
-    remarks = [*seen, *verdict.remarks, *strange, *remark_zeros(problem, numbers, sample)]
+    seen += list(places.remark_stale(problem, numbers, sample)) if of_out and not suspects else []
+    strange = list(places.remark_normalisers(problem, numbers))
+    remarks = [*seen, *verdict.remarks, *strange, *places.remark_zeros(problem, numbers, sample)]
     if of_out and not (holds or leave_roundings(fits)):
         copies = name_copies(problem, numbers, sample, by, verdict.dtype)
         if copies and (copies[0].name == _CAUSE or not suspects):
@@ -198,7 +185,7 @@ def _explain_scores(
         suspects = name_seen([*sample.remarks, *strange, *verdict.remarks, *seen])
         more = say_what_overflows(problem, numbers) if suspects else ""
         suspects = [x._replace(text=x.text + more) for x in suspects]
-    place = describe_place(problem, sample, verdict)
+    place = places.describe_place(problem, sample, verdict)
     return verdict._replace(suspects=suspects, place=place, remarks=remarks)
 
 
@@ -268,23 +255,23 @@ def _explain_gradients(
     profiles = list_profiles(first, parts[failed[0]].numbers, profile)
     by = profiles.get(first.by, next(iter(profiles.values())))
     own = forward is None or forward.verdict != "PASS"
-    places = {x: verdicts[x].z.where for x in failed}
+    worst_at = {x: verdicts[x].z.where for x in failed}
     usual = next(iter(profiles.values()))  # by a tighter one, right rows seem wrong
     alone = [x for x in failed if _is_right_where_finite(parts[x].numbers, verdicts[x])]
     rest = first.dtype, own, alone, mistakes
     rows = {x: list_few_rows(verdicts[x]) for x in failed}
     told = rows if all(rows.values()) and not alone else {}  # others are right by this profile
-    named, samples, exact = explain_backward(parts, places, by if told else usual, *rest, told)
+    named, samples, exact = explain_backward(parts, worst_at, by if told else usual, *rest, told)
     fits = {x: tidy_fits(verdicts[x], "out") if x not in alone else [] for x in failed}
     settled = all(map(leave_roundings, fits.values()))
     if not (named or settled) and (told or by != usual):
-        other = explain_backward(parts, places, usual if told else by, *rest)
+        other = explain_backward(parts, worst_at, usual if told else by, *rest)
         named, samples, exact = other if other[0] else (named, samples, exact)
     rescaled: dict[str, list[Suspect]] = {}
     # Gradients of a kernel with another scale are those of another problem.
     if forward is not None and forward.suspects and forward.suspects[0].name in ("scale", _CAUSE):
         rescaled = _explain_rescaled(
-            parts, places, (usual, first.dtype), samples, forward.suspects[0]
+            parts, worst_at, (usual, first.dtype), samples, forward.suspects[0]
         )
     explained = dict(verdicts)
     for name in failed:
@@ -293,24 +280,24 @@ def _explain_gradients(
             name_trivial(verdict)
             or rescaled.get(name)
             or order_suspects(named.get(name, []), fits[name])
-            or find_factor(problem, samples[name], exact[name])
+            or places.find_factor(problem, samples[name], exact[name])
             or _find_common_factor(problem, samples[name], profiles, verdict)
         )
-        where = describe_place(problem, samples[name], verdict)
+        where = places.describe_place(problem, samples[name], verdict)
         worst = find_worst(problem, parts[name].numbers, verdict._replace(of=name), by)
         explained[name] = verdict._replace(suspects=suspects, place=where, worst=worst)
         others = [(x, y) for x in failed if x != name for y in verdicts[x].remarks]
         nan = [f"{x}: {text}" for x, text in others if "NaN" in text]
-        seen = [] if suspects else list(list_seen(problem, samples[name], exact[name]))
+        seen = [] if suspects else list(places.list_seen(problem, samples[name], exact[name]))
         if not suspects and any(verdicts[x].verdict == "PASS" for x in {"dq", "dk"} & {*verdicts}):
-            seen = [*list_added_numbers(problem, samples[name], exact[name])] or seen
+            seen = [*places.list_added_numbers(problem, samples[name], exact[name])] or seen
         remarks = [*nan, *seen, *(x for x in verdict.remarks if not (suspects and _NO_KERNEL in x))]
         if not suspects:
             about = problem, parts[name].numbers, samples[name]
             held = name_empty_rows(*about) or name_copies(*about, by, verdict.dtype)
             if not held and samples[name].wrong.any() and name not in alone:
                 taken = problem, samples[name], usual, verdict.dtype
-                held = find_coarse(analyse_sample(*taken))
+                held = places.find_coarse(places.analyse_sample(*taken))
             suspects = held or name_seen([*verdict.remarks, *seen])
             remarks = [x for x in remarks if x not in seen] if held else remarks
             explained[name] = explained[name]._replace(suspects=suspects)
@@ -326,13 +313,13 @@ def _find_common_factor(
         return []
     step = max(1, -(-sum(len(x.got) for x in sample.heads) // _FACTOR_ROWS))
     some = sample._replace(heads=[x.take(slice(None, None, step)) for x in sample.heads])
-    laws = (analyse_sample(problem, some, x, verdict.dtype) for x in profiles.values())
-    return next(filter(None, (find_common_factor(problem, x) for x in laws)), [])
+    laws = (places.analyse_sample(problem, some, x, verdict.dtype) for x in profiles.values())
+    return next(filter(None, (places.find_common_factor(problem, x) for x in laws)), [])
 
 
 def _explain_rescaled(
     parts: Mapping[str, Part],
-    places: Mapping[str, Index],
+    worst_at: Mapping[str, Index],
     by: tuple[Profile, str],
     samples: Mapping[str, Sample],
     scale: Suspect,
@@ -348,17 +335,17 @@ def _explain_rescaled(
         forward = forward._replace(scale=(1 + scale.estimate) * forward.scale)
         other = gradient._replace(forward=forward).problem(problem.lead)
         rescaled[name] = Part(other._replace(blocks=problem.blocks), numbers)
-    named, left, exact = explain_backward(rescaled, places, *by, False)
+    named, left, exact = explain_backward(rescaled, worst_at, *by, False)
     words = scale.text.removeprefix("agrees if ").partition(", and ")[0]
-    for name in places:
+    for name in worst_at:
         problem, wrong = rescaled[name].problem, np.argwhere(left[name].wrong)
         rows = [(*problem.index_of(head), int(row)) for head, row in wrong]
         count = max(int(np.sum(samples[name].wrong)), 1)
-        alone = say_what_is_left(as_suspect(f"agrees if {words}"), rows, count)
+        alone = places.say_what_is_left(places.as_suspect(f"agrees if {words}"), rows, count)
         if alone.name == _CAUSE:
             found[name] = [alone]
             continue
-        causes = named.get(name) or find_factor(problem, left[name], exact[name])
+        causes = named.get(name) or places.find_factor(problem, left[name], exact[name])
         found[name] = [x._replace(text=f"{x.text}, and {words}") for x in causes]
     return {x: y for x, y in found.items() if y}
 
@@ -374,7 +361,7 @@ def name_trivial(verdict: Verdict) -> list[Suspect]:
     found = (
         re.match(r".* is 0 everywhere|(\d+) of \1 rows holds? NaN.*", x) for x in verdict.remarks
     )
-    return [as_suspect(x.group().partition(", ")[0], 1.0, "trivial") for x in found if x]
+    return [places.as_suspect(x.group().partition(", ")[0], 1.0, "trivial") for x in found if x]
 
 
 def name_empty_rows(problem: Problem, numbers: Numbers, sample: Sample) -> list[Suspect]:
@@ -398,13 +385,13 @@ def name_empty_rows(problem: Problem, numbers: Numbers, sample: Sample) -> list[
     text = f"{of} of keys that no query sees is {what}"
     if of == "dq":
         text = f"dq of queries that see no key is {what} {say_how_to_accept(option)}"
-    return [as_suspect(f"agrees if {text}")]
+    return [places.as_suspect(f"agrees if {text}")]
 
 
 def name_seen(remarks: Sequence[str]) -> list[Suspect]:
     """Name what wrong numbers were seen to be, where no cause is known."""
     facts = [x for x in remarks if _FACTS.search(x)]
-    return [as_suspect(" and ".join(facts), math.nan, "seen")] if facts else []
+    return [places.as_suspect(" and ".join(facts), math.nan, "seen")] if facts else []
 
 
 def failed_part(tests: Sequence[Finding], alpha: float) -> str:
@@ -549,4 +536,4 @@ def _explain_features(
     for alternative in (*list_alternatives(problem), *others):
         square = mean_square(alternative.problem, numbers, roundings)
         if square < min(4.0, verdict.z.rms**2 / 4):
-            yield as_suspect(f"agrees if {alternative.text}")
+            yield places.as_suspect(f"agrees if {alternative.text}")

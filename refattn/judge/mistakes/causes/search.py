@@ -2,7 +2,7 @@
 
 Wrong rows are found first, and some of them are taken with some right ones (`wrong_rows`). On these
 the alternatives are tried in this order: the plain ones, whether of the problem (`alternatives`,
-`sequences`) or of the computation (`slips`, `fills`); those with one number, which is fitted; those
+`sequences`) or of the computation (`slips`, `fitted`); those with one number that is fitted; those
 of single heads; those that hide keys by place (`reach`) or lose a tile. Only if none of them holds,
 what is fitted to the wrong rows is tried (`fitted`, `heads`), and then coarser roundings.
 
@@ -41,8 +41,10 @@ from .wrong_rows import (
     FAR,
     FEWEST_NUMBERS,
     Sample,
+    Sampled,
     draw_sample,
     error_of_lse,
+    list_left,
     list_wrong,
     rate_rows,
     stay_wrong,
@@ -306,20 +308,16 @@ def find_left(
     taken = [x.take(x.wrong) for x in sample.heads if x.wrong.any()]
     rates = [rate_rows(x.got, alternative.result(x.rows).out, sample.unit) for x in taken]
     usual = max((float(np.max(x)) for x in rates), default=math.inf)
-    left: list[Index] = []
-    count = 0
-    for x in list_wrong(problem, numbers, sample.wrong):
-        if alternative.named and x.rows.at not in heads:
-            continue
+
+    def stays(x: Sampled) -> Any:
         result, given = alternative.result(x.rows), Alternative("", problem).result(x.rows)
         off = stay_wrong(x.got, result.out, given.out, sample.unit, usual)
         if alternative.answer is None:
             off &= ~leave_without_keys(problem, x, result, given)
-        if of_lse is not None:
-            off |= of_lse.far(x, result, *trials.about) > 2 * FAR
-        left += [(*x.rows.at, int(i)) for i in x.rows.queries[off]]
-        count += len(off)
-    return left, count
+        return off if of_lse is None else off | (of_lse.far(x, result, *trials.about) > 2 * FAR)
+
+    wrong = list_wrong(problem, numbers, sample.wrong)
+    return list_left((x for x in wrong if not alternative.named or x.rows.at in heads), stays)
 
 
 def search_without_zeros(task: SearchTask, sample: Sample) -> list[Suspect]:

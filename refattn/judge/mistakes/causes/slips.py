@@ -23,7 +23,6 @@ TILE_SIZES = (16, 32, 64, 128, 256)  # keys that kernels take at a time
 _ODD_TILES = (48, 96, 1)  # the same, more seldom
 PARTS = (2, 3, 4, 6, 8, 16)
 _PART_SIZES = (64, 128, 256, 512, 1024)  # keys of each part but the last
-LOST_TILES = TILE_SIZES[::-1]
 _LAGS = (8, 4, 2, 1)  # bits by which a maximum may grow before sums are rescaled
 _MOST_SCORE = 300.0  # of other keys, less the log normaliser: then their weights stay finite
 _LOG_OF_ZERO = math.log(2.0**-149)  # the exponential of what is below is 0 in float32

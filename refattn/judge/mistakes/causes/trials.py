@@ -37,13 +37,7 @@ from ..operators import (
 from .alternatives import list_added, list_alternatives, list_families, list_halves
 from .changed_inputs import list_mixed_columns, list_normalised, list_rotated, list_smoothed
 from .edited import known_rows, list_edited
-from .fitted import (
-    STARTS,
-    list_filled,
-    list_fills,
-    list_wrong_tiles,
-    rate_fill,
-)
+from .fitted import STARTS, list_filled, list_fills, rate_fill
 from .heads import describe_numbers, list_exchanged, list_of_heads, list_other_places
 from .normalisers import follow_normalisers
 from .sampled import Alternative, Place, Result, Rows, Seen, attend
@@ -317,7 +311,7 @@ class Trials:
         lists.append(self.take_nearest(arrays.list_rings(problem)))
         lists.append(list_other_places(problem, self.sample))
         lists.append(strides.list_addresses(problem, every, unit))
-        lists += [arrays.list_widths(problem), self.take_nearest(list_wrong_tiles(problem))]
+        lists.append(arrays.list_widths(problem))
         reach = partial(limits.list_reaches, rate=self.rate, wrong=self.mark_wrong)
         lists += [reach(problem, x) for x in self.first if find_tiles(wrong)]
         lists.append(limits.list_own_limits(problem, every, self.rate))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -354,6 +354,18 @@ def stay_wrong(
     """
     rest, before = (rate_rows(got, x, unit) for x in (out, given))
     return np.asarray((rest > 2 * FAR) & (rest > np.minimum(_UNEXPLAINED * before, 4 * usual)))
+
+
+def list_left(
+    wrong: Iterable[Sampled], stays: Callable[[Sampled], npt.NDArray[np.bool_]]
+) -> tuple[list[Index], int]:
+    """List wrong rows that stay wrong, of so many."""
+    left, count = list[Index](), 0
+    for x in wrong:
+        off = stays(x)
+        left += [(*x.rows.at, int(row)) for row in x.rows.queries[off]]
+        count += len(off)
+    return left, count
 
 
 def find_near(wrong: npt.NDArray[np.bool_], problem: Problem) -> npt.NDArray[np.bool_]:

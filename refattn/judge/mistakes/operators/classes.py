@@ -159,14 +159,14 @@ def _describe_whole(group: ClassOf, some: Sequence[Sampled], times: Sequence[Dou
     said = dict[str, list[str]]()
     for x, each in zip(some, times, strict=True):
         # Of a class that no row sees the number is 0, and that of a lost one nearly.
-        seen = np.any(each, 0)
-        ratio = each / np.min(np.where(each > _OFF_WHOLE, each, np.inf), -1, keepdims=True)
+        seen, least = np.any(each, 0), _OFF_WHOLE * np.max(each, -1, keepdims=True)
+        ratio = each / np.min(np.where(each > least, each, np.inf), -1, keepdims=True)
         counts = np.where(seen, np.rint(np.median(ratio, 0)), 1.0)
         if np.max(np.abs(ratio - counts)[:, seen]) > _OFF_WHOLE:
             return ""
         of_keys = {j: float(counts[c]) for j, c in enumerate(group.tolist()) if counts[c] != 1}
         said.setdefault(describe_counts(of_keys), []).append(place(x.rows.at))
-    words = [f"{x} in head {' and '.join(y)}" for x, y in said.items()]
+    words = [f"{x} in head {' and '.join(y)}" for x, y in said.items() if x]
     return name_first(words) if len(said) > 1 else next(iter(said))
 
 

@@ -230,7 +230,7 @@ def _describe_held(index: Index, x: Copies, rows: str) -> str:
         words.append(added if x.added else f"{to_these} {holds} {numbers}")
     times = "" if abs(x.factor - 1) < _NO_FACTOR else f", times {x.factor:.3g}"
     zero = f", and {x.empty} {_call_blocks(x, rows)} are 0" * bool(x.empty)
-    return f"in head {place(index)}, {name_first(words)}{times}{zero}"
+    return f"in head {place(index)}, {name_first(words, 4)}{times}{zero}"
 
 
 def _call_blocks(x: Copies, rows: str) -> str:

@@ -19,7 +19,7 @@ from ..causes.sampled import Alternative, Place, Seen, show_band, take_rows
 from ..causes.slips import score_all
 from ..causes.wrong_rows import Sampled, differ, divide, row_sizes, thin
 from .intervals import find_interval
-from .maps import Map, Places, list_maps, write_shift
+from .maps import Map, Places, list_maps, permute_blocks, write_shift
 
 _CUT_KEYS = 256  # that are summed at a time
 _QUERY_BLOCKS = (4, 8, 16, 32, 64, 128, 256, 512)  # queries that may have a limit together
@@ -214,7 +214,7 @@ def list_own_limits(
             if off < _MOST_OFF * size_of:
                 text = f"in blocks of {size} limits are permuted: {sees} {size} (i // {size}) + "
                 text += f"({', '.join(map(str, moved))})[i % {size}]"
-                limit = Limit(text, turn, own, partial(_follow_order, moved))
+                limit = Limit(text, turn, own, partial(permute_blocks, moved))
                 yield Alternative(text, problem, partial(_show_both, show_band(free), limit.shows))
                 break
 
@@ -255,7 +255,7 @@ def list_mask_ends(
         opened = problem.replaced("mask", partial(_open_end, turn))
         rated = [rate_limits(unit, opened, x, turn) for x in few]
         i = np.concatenate([x.rows.queries for x in few])
-        members = name_first([*map(place, sorted(x.rows.at[:-1] for x in few))])
+        members = name_first([*map(place, sorted(x.rows.at[:-1] for x in few))], 4)
         for limit in _fit_limits(np.concatenate(rated), i, turn, (0, None)):
             text = f"{limit.text} in batch member{'s' * (len(few) > 1)} {members}"
             shown = partial(_end_at, turn, limit, {x.rows.at[:-1] for x in few})
@@ -279,7 +279,7 @@ def _say_ends(by: Mapping[Index, int], level: bool, count: int) -> str:
     if (level or len(by) == count) and len({*by.values()}) == 1:
         return say(*{*by.values()})
     each = [f"{say(c)} in batch member {place(at)}" for at, c in by.items() if c or level]
-    return name_first(each)
+    return name_first(each, 4)
 
 
 def _find_ends(mask: Seen, turn: int, level: bool = False) -> tuple[Places, int]:
@@ -325,10 +325,6 @@ def _choose_shift(far: Doubles, places: Places, last: int | None = None) -> tupl
     by = np.unique(np.argmin(far, -1) - places)
     off = [float(np.sum(far[rows, np.clip(places + c, 0, last)])) for c in by]
     return int(by[np.argmin(off)]), min(off)
-
-
-def _follow_order(order: Places, x: Places) -> Places:
-    return np.asarray(x // len(order) * len(order) + order[x % len(order)])
 
 
 def _show_by_head(turn: int, own: tuple[int, int], by: Mapping[Index, int], x: Place) -> Seen:

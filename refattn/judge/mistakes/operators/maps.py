@@ -63,7 +63,7 @@ def list_maps(most: int, blocks: Collection[int] = ()) -> Iterator[Map]:
             order = np.arange(block).reshape(rows, -1).T.ravel()
             place = f"(@ % {rows}) * {block // rows} + @ % {block} // {rows}"
             name = f"@ // {block} * {block} + {place}"
-            yield Map(name, partial(_permute, order))
+            yield Map(name, partial(permute_blocks, order))
 
 
 def list_paddings(most: int) -> Iterator[Map]:
@@ -89,7 +89,8 @@ def _share_blocks(block: int, share: int, x: Places) -> Places:
     return np.asarray(x // (block * share) * block + x % block)
 
 
-def _permute(order: Places, x: Places) -> Places:
+def permute_blocks(order: Places, x: Places) -> Places:
+    """Permute places in blocks as long as an order is."""
     return np.asarray(x - x % len(order) + order[x % len(order)])
 
 

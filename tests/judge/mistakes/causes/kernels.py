@@ -111,7 +111,7 @@ def unnamed(cases, fast=(), **usual):
         words, found, parts = judge_case(cases, name, usual)
         assert (found.verdict == "PASS") == name.startswith("right")
         texts = [x.text for part in parts for x in part.suspects]
-        assert not any(re.search(words, x) for x in texts)
+        assert not any(re.search(words, x) for x in texts if not x.startswith("agrees in part"))
 
     return test
 

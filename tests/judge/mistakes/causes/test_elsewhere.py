@@ -11,7 +11,6 @@ from tests.judge.mistakes.causes.kernels import (
     draw,
     fused,
     hide,
-    in_tiles,
     named,
     scores,
     unnamed,
@@ -53,12 +52,6 @@ def spilled(factor):
     out = fused(CAUSAL, V)[0]
     out[1:, :12] = fused(factor * scores(Q[1:, :12], K[:-1]), V[:-1])[0]
     return given(out, causal=True)
-
-
-def not_rescaled(size, tile, of_sum):
-    """What was summed before a tile of keys stays as it was."""
-    powers = (lambda j: int(not of_sum or j != tile)), (lambda j: int(j != tile))
-    return given(in_tiles(S, V, size, *powers))
 
 
 def cut():
@@ -110,10 +103,6 @@ CASES = {
         "k is used as v, but only for keys 32 to 63"),
     "v of the tile before": (lambda: attention(S, take(V, V[:, 32:48], slice(48, 64))),
         "tiles are read from elsewhere: values 48 to 63 are those of 32 to 47"),
-    "output not rescaled": (lambda: not_rescaled(16, 32, False),
-        "keys 32 to 47 are added to an output that is not rescaled when the maximum grows"),
-    "sums not rescaled": (lambda: not_rescaled(16, 32, True),
-        "keys 32 to 47 are added to sums that are not rescaled when the maximum grows"),
     "cut": (cut, "queries, keys and values are cut to TF32, not rounded, first"),
     "late v_scale": (lambda: scaled(SCALES, LATE), "key j has the v_scale of key j - 16"),
     "one row of the bias": (lambda: attention(hide(S + BIAS[:1], FAR <= 0), bias=BIAS,

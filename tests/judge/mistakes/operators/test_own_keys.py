@@ -7,6 +7,7 @@ from refattn import attend, softmax_attention, verify, vjp
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.verification import joint, trial
 from refattn.judge.verification.findings import ProfileTrial, Suspect, Z
+from tests.judge.mistakes.causes.kernels import named
 from tests.judge.rounding.rounded import of_heads
 
 BF16 = FORMATS["bfloat16"].round
@@ -41,80 +42,94 @@ def wrong_row(given, at, key, way):
     return p @ v / np.sum(p)
 
 
-@pytest.mark.parametrize(
-    ("way", "keys", "words"),
-    [
-        ("lost", KEYS, "a key is left out of each wrong row: key 7 in query 5, key 60 in query 40"),
-        ("twice", KEYS, "a key counts twice in each wrong row: key 7 in query 5, key 60 in"),
-        ("seen", (16, 40, 64), "a hidden key is seen in each wrong row: key 16 in query 5, key 40"),
-        ("weighed", KEYS, "a key counts in the sum of the weights only in each wrong row: key 7"),
-        (
-            "alone",
-            KEYS,
-            "one key has all the weight in each wrong row: key 7 in query 5, key 60 in",
-        ),
-        ("another", None, "a key has the value of another in each wrong row: key"),
-    ],
-)
-def test_another_key_of_each_row(way, keys, words):
+def in_rows(change):
+    """Some rows are others, by the place of each and its number; the others are right."""
     given = made()
     out = softmax_attention(**given)
-    if keys is None:  # of the largest weight
-        keys = [int(np.argmax((weights(given)[at] * given["mask"])[:-1])) for at in ROWS]
-    for at, key in zip(ROWS, keys, strict=True):
-        out[at] = wrong_row(given, at, key, way)
-    found = verify(**given, out=BF16(out), dtype="bfloat16")
-    assert [at for at, _ in sorted(found.rows)] == [*ROWS]
-    assert words in found.suspects[0].text
+    for number, at in enumerate(ROWS):
+        out[at] = change(given, at, number)
+    return given | {"out": BF16(out)}
 
 
-def test_one_key_of_all_wrong_rows_is_named_once():
-    given = made()
-    out = softmax_attention(**given)
-    for at in ROWS:
-        out[at] = wrong_row(given, at, 60, "twice")
-    found = verify(**given, out=BF16(out), dtype="bfloat16")
-    assert found.suspects[0].text.startswith("agrees if key 60 counts twice, but only in ")
+def of_way(way, keys=KEYS):
+    return in_rows(lambda given, at, x: wrong_row(given, at, keys[x], way))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("counts", "words"),
-    [
-        ({3: 0, 41: 0, 60: 0}, "agrees if keys 3, 41 and 60 do not count, but only in "),
-        ({3: 2, 41: 2, 60: 0.5}, "agrees if keys 3 and 41 count twice and key 60 counts 0.5 times"),
-        ({3: 0, 16: 1, 60: 0}, "agrees if keys 3 and 60 do not count and key 16 counts twice"),
-    ],
-)
-def test_few_keys_that_count_otherwise(counts, words):
-    """Key 16 is hidden: it counts once too often."""
+def of_largest():
+    """The key of the largest weight has the value of the next."""
+
+    def change(given, at, _):
+        largest = np.argmax((weights(given)[at] * given["mask"])[:-1])
+        return wrong_row(given, at, int(largest), "another")
+
+    return in_rows(change)
+
+
+def counted(counts):
+    """Keys count otherwise in a few rows; key 16 is hidden: it counts once too often."""
     given = made()
     out, times = softmax_attention(**given), 1.0 * given["mask"]
     times[[*counts]] = [*counts.values()]
     p = weights(given) * times
-    wrong = p @ given["v"] / np.sum(p, -1, keepdims=True)
-    out[0, 3:9] = wrong[0, 3:9]
-    found = verify(**given, out=BF16(out), dtype="bfloat16")
-    assert found.suspects[0].text.startswith(words)
+    out[0, 3:9] = (p @ given["v"] / np.sum(p, -1, keepdims=True))[0, 3:9]
+    return given | {"out": BF16(out)}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        (lambda given: 1.03 * softmax_attention(**given), "the output is 1.0"),
-        (lambda given: softmax_attention(**given, scale=1.06 / D**0.5), "the scale is 1.06"),
-        (lambda given: softmax_attention(**given, window=(30, 30)), "there is a window of 30 keys"),
-    ],
-)
-def test_what_is_wrong_in_few_rows_is_measured_in_these(wrong, words):
-    """Others are right: no rounding that is coarser in all of them is the cause."""
+def copied(few):
     given = made()
-    out, of = softmax_attention(**given), wrong(given)
-    for at in ROWS:
-        out[at] = of[at]
-    found = verify(**given, out=BF16(out), dtype="bfloat16")
+    out = softmax_attention(**given)
+    out[0, 5, few] = out[1, 40, few]
+    return given | {"out": BF16(out)}
+
+
+def of_values():
+    given = made()
+    v = given["v"].copy()
+    v[0, 33, 5], v[1, 50] = 20.0, 3.0
+    return given | {"out": BF16(softmax_attention(**given | {"v": v}))}
+
+
+def measured(wrong):
+    """What is wrong in few rows is measured in these; no rounding is coarser in all."""
+    return in_rows(lambda given, at, _: wrong(given)[at])
+
+
+EACH = "each wrong row: key 7 in query 5, key 60 in query 40"
+CASES = {
+    "lost": (lambda: of_way("lost"), f"a key is left out of {EACH}"),
+    "twice": (lambda: of_way("twice"), f"a key counts twice in {EACH}"),
+    "seen": (lambda: of_way("seen", (16, 40, 64)),
+        "a hidden key is seen in each wrong row: key 16 in query 5, key 40"),
+    "weighed": (lambda: of_way("weighed"),
+        "a key counts in the sum of the weights only in each wrong row: key 7"),
+    "alone": (lambda: of_way("alone"), f"one key has all the weight in {EACH}"),
+    "another": (of_largest, "a key has the value of another in each wrong row: key"),
+    "one key of all": (lambda: of_way("twice", (60, 60, 60)),
+        "agrees if key 60 counts twice, but only in "),
+    "factor": (lambda: measured(lambda x: 1.03 * softmax_attention(**x)), "the output is 1.0"),
+    "scale": (lambda: measured(lambda x: softmax_attention(**x, scale=1.06 / D**0.5)),
+        "the scale is 1.06"),
+    "window": (lambda: measured(lambda x: softmax_attention(**x, window=(30, 30))),
+        "there is a window of 30 keys"),
+    "three lost": (lambda: counted({3: 0, 41: 0, 60: 0}),
+        "agrees if keys 3, 41 and 60 do not count, but only in "),
+    "two twice": (lambda: counted({3: 2, 41: 2, 60: 0.5}),
+        "agrees if keys 3 and 41 count twice and key 60 counts 0.5 times"),
+    "one that is hidden": (lambda: counted({3: 0, 16: 1, 60: 0}),
+        "agrees if keys 3 and 60 do not count and key 16 counts twice"),
+    "another row": (lambda: copied(slice(None)),
+        "agrees if in head 0, query 5 holds the numbers of query 40 of head 1"),
+    "columns of a row": (lambda: copied(slice(8, 16)),
+        "agrees if in head 0, columns 8 to 15 of query 5 hold the numbers of query 40 of head 1"),
+    "values": (of_values,
+        "values of key 33 of head 0 are other numbers in column 5: column 5 of key 33"),
+}  # fmt: skip
+test_what_is_wrong_in_few_rows = named(CASES, ("lost", "alone", "factor", "one key of all"))
+
+
+def test_the_wrong_rows_are_known():
+    found = verify(**of_way("lost"), dtype="bfloat16")
     assert [at for at, _ in sorted(found.rows)] == [*ROWS]
-    assert words in found.suspects[0].text
 
 
 def test_few_columns_do_not_tell_which_key_it_is():
@@ -181,25 +196,6 @@ def test_rows_of_anything_have_no_cause(d_v):
         assert not found.suspects
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("few", "words"),
-    [
-        (slice(None), "in head 0, query 5 holds the numbers of query 40 of head 1"),
-        (
-            slice(8, 16),
-            "in head 0, columns 8 to 15 of query 5 hold the numbers of query 40 of head 1",
-        ),
-    ],
-)
-def test_one_row_that_holds_another(few, words):
-    given = made()
-    out = softmax_attention(**given)
-    out[0, 5, few] = out[1, 40, few]
-    found = verify(**given, out=BF16(out), dtype="bfloat16")
-    assert found.suspects[0].text == f"agrees if {words}"
-
-
 def test_one_log_normaliser_that_is_off():
     given = made()
     out, lse = attend(given["q"] / D**0.5, given["k"], given["v"], mask=given["mask"])
@@ -207,16 +203,6 @@ def test_one_log_normaliser_that_is_off():
     found = verify(**given, out=BF16(out), lse=lse, dtype="bfloat16")
     text = "agrees if lse is too large by 0.002, but only in head 1, query 17"
     assert (found.rows[0][0], found.suspects[0].text) == ((1, 17), text)
-
-
-def test_values_of_few_keys_that_are_others():
-    given = made()
-    v = given["v"].copy()
-    v[0, 33, 5], v[1, 50] = 20.0, 3.0
-    out = softmax_attention(**given | {"v": v})
-    found = verify(**given, out=BF16(out), dtype="bfloat16").suspects[0].text
-    assert "values of key 33 of head 0 are other numbers in column 5: column 5 of key 33" in found
-    assert " and so on (1 more heads)" in found
 
 
 def test_a_row_beside_one_of_nan():
