@@ -590,3 +590,37 @@ def test_masks_of_columns_tell_no_lengths():
     given = {"q": q, "k": k, "v": v, "mask": mask, "dtype": "bfloat16"}
     found = verify(**given, out=BF16(softmax_attention(q, k, v)))
     assert not any("lengths" in x.text for x in found.suspects)
+
+
+THREE = draw(5, heads=3, n=96, d=32)[:3]
+LATER = ahead(96, 96)
+
+
+def of_two(seen=True, scale=1.0, keys=slice(None), values=slice(None), factor=1.0):
+    q, k, v = THREE
+    return BF16(factor * fused(hide(scale * scores(q, k[keys]), seen), v[values])[0])
+
+
+TWO = {  # what is so, and with which options
+    "a query also sees the next key, and the scale is 1.2": lambda: (
+        of_two(LATER <= 1, 1.2), {"causal": True}),
+    "the window reaches 16 keys to the left, not 15, and the scale is 1.3": lambda: (
+        of_two((LATER <= 0) & (LATER >= -16), 1.3), {"causal": True, "window": (15, 0)}),
+    "keys are read from the head before, and keys 90 to 95 are left out": lambda: (
+        of_two(np.arange(96) < 90, keys=[2, 0, 1]), {}),
+    "a query also sees the next key, and the output is 1.1": lambda: (
+        of_two(LATER <= 1, factor=1.1), {"causal": True}),
+    "the scale is 1, and attention is not causal": lambda: (
+        of_two(scale=32**0.5), {"causal": True}),
+    "values are read from the first head, and the scale is 0.8": lambda: (
+        of_two(scale=0.8, values=[0, 0, 0]), {}),
+}  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", TWO)
+def test_two_causes_at_once(words):
+    (out, options), (q, k, v) = TWO[words](), THREE
+    text = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", **options).suspects[0].text
+    text = re.sub(r"\d\.\d{4,}", lambda x: f"{float(x.group()):.3g}", text)
+    assert words in text
