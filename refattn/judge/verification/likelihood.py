@@ -62,6 +62,7 @@ _MUCH_LARGER = 2.0**16  # times, of which roundings are below the floor
 _ALONG = 16  # of a row, along which errors are compared
 _TRIED_SHARES = 0.7, 0.5, 0.35, 0.25, 0.12, 0.06, 0.03, 0.01, 0.0  # of weights, that are tried
 _VANISHES = 1e-2  # of the standard deviation, below which a gradient is 0
+_TWO_KEYS = 4.0  # unit roundoffs of what two keys have of all weight, less 1
 _HARDLY = 2.0**-10  # of a row: keys of such weights in all may be moved, or columns
 _CHANCE = 1e-2  # of a right profile to be taken for one that does not explain them
 
@@ -291,6 +292,8 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
             shares *= 0.0
         elif joint and roundings.knows_digits(True):
             least = _find_known_factors(kept, seen)
+            if roundings.stepwise and problem.gradient is not None and problem.gradient.of == "dq":
+                shares[_find_pairs_of_keys(problem, index, roundings, i)] = 0.0
         tells = np.ones(len(error), bool)
         if joint and not problem.is_mean:
             # If terms cancel, as with equal values, so may roundings: these tell of no profile.
@@ -439,6 +442,22 @@ def _find_known_factors(near: Doubles, seen: npt.NDArray[np.bool_]) -> Doubles:
     """
     usual = min(float(np.mean(near[seen])), 1.0) if seen.any() else 0.0
     return usual * np.minimum(near / _LEAST**2, 1.0)
+
+
+def _find_pairs_of_keys(
+    problem: Problem, index: Index, roundings: Roundings, i: slice
+) -> npt.NDArray[np.bool_]:
+    """Find queries with nearly all weight on two keys: derivatives to scores, of sum 0, are one."""
+    assert problem.gradient is not None
+    assert roundings.d_scores is not None
+    ((back, saved),) = problem.gradient.saved(index, roundings, i)
+    largest = np.full((i.stop - i.start, 2), -math.inf)
+    for tile in scan_tiles(back.head, i, CACHED_PAIRS // max(len(largest), 1)):
+        seen = True if tile.visible is None else tile.visible
+        both = np.concatenate([largest, np.where(seen, tile.scores, -math.inf)], -1)
+        largest = np.partition(both, -2)[:, -2:]
+    weight = np.sum(np.exp(largest - saved.lse[i, None]), -1)
+    return np.asarray(weight > 1 - _TWO_KEYS * roundings.d_scores.unit)
 
 
 def _find_unmoved(head: SoftmaxHead, i: slice, to: Format, lse: Doubles) -> npt.NDArray[np.bool_]:
