@@ -349,10 +349,9 @@ def test_gradients_of_equal_values_tell_no_profile(name):
     "seed", [4002501, pytest.param(4003980, marks=LONG), pytest.param(3005521, marks=LONG), 5001593]
 )
 def test_rows_whose_terms_cancel_tell_no_profile(seed):
-    """Where a weight is nearly 1, dq is what roundings in float32 leave."""
+    """Where one weight is nearly 1, roundings in float32 are left; of two keys all are one."""
     words, given = level_numbers.draw_file(seed)
     assert words.startswith("eager")
-    assert "integers" in words
     assert verify(**given, explain=False).verdict != "FAIL"
 
 
