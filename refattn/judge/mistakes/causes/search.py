@@ -172,7 +172,7 @@ def _search_second(
 ) -> list[Suspect]:
     """Search a cause beside one that explains a part of the error; numbers are fitted last."""
     some = [x for x in explained if _is_problem(x.alternative)]
-    most = _LEFT_BY_FIRST * trials.mean_square()
+    most = _LEFT_BY_FIRST * trials.mean_square(of_factor=True)
     by_square = {round(x.square, 6): x for x in reversed(some) if x.square < most}  # each once
     firsts = sorted(by_square.values(), key=lambda x: (x.alternative.fitted, x.square))
     for one in (x.alternative for x in firsts[:_FIRSTS]):

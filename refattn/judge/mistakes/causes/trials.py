@@ -328,11 +328,14 @@ class Trials:
         lists += [x(problem, every, unit, self.about[1]) for x in _ROW_BY_ROW]
         return [*lists, classes.list_merged_more(problem, every, self.about[1])]
 
-    def mean_square(self) -> float:
-        """Return the mean square of z in wrong rows."""
-        both = zip(self.errors, self.sample.heads, strict=True)
-        z = [x[y.wrong].ravel() for x, y in both]
-        return float(np.mean(np.square(np.concatenate(z)))) if any(map(len, z)) else 0.0
+    def mean_square(self, of_factor: bool = False) -> float:
+        """Return the mean square of z in wrong rows, or what a factor of the output leaves of it."""
+        parts = zip(self.errors, self.given, self.sizes, self.sample.heads, strict=True)
+        wrong = [(z[y.wrong].ravel(), (x.out / size)[y.wrong].ravel()) for z, x, size, y in parts]
+        z, own = (np.concatenate([np.zeros(0), *x]) for x in zip(*wrong, strict=True))
+        if of_factor:
+            z = z - float(z @ own) / max(float(own @ own), 1e-300) * own
+        return float(np.mean(np.square(z))) if z.size else 0.0
 
     def mark_wrong(self, x: Place) -> Seen:
         """Tell which queries are wrong."""
