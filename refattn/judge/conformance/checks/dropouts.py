@@ -181,7 +181,8 @@ def gradients_of_dropout(t: CheckRun) -> None:
     """Find the kept weights from the result, and use them in the formula."""
     for arrays, options, dropping, results in _calls(t, back=True):
         rate, d_out = dropping["dropout"], dropping["d_out"]
-        factors = _find_kept(t, _weights_without(t, arrays, options), rate, results[0]) / (1 - rate)
+        t.kept = _find_kept(t, _weights_without(t, arrays, options), rate, results[0])
+        factors = t.kept / (1 - rate)
         want = pulled(t.adapter, arrays, options | {"dropout": factors, "d_out": d_out})[0]
         # Dropout multiplies cotangents of weights by up to 1 / (1 - p).
         most = pulled_rounding(t.adapter, arrays, options, d_out / (1 - rate))

@@ -81,6 +81,7 @@ class CheckRun:
     power: dict[str, tuple[Callable[[float], float], float]] = field(default_factory=dict)
     effects: dict[str, str] = field(default_factory=dict)  # sizes, by the labels of statistics
     omega: Floats | None = None  # frequencies that it recovered, one of each seed
+    kept: Any = None  # which weights dropout kept in the last call, if it recovered these
     samples: int = 0
     reached: float = 1.0  # share of the planned seeds that time allowed
     hidden: float = 0.0

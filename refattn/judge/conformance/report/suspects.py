@@ -30,6 +30,17 @@ _THREE_DIGITS = 1e-3
 _NEARLY = 0.05  # of the error that is found, for numbers to be nearly those of a defect
 
 
+class _Draw(np.random.Generator):
+    """Draws what a candidate drew: 1 where it kept a weight, 0 where it dropped it."""
+
+    def __init__(self, kept: Any) -> None:
+        super().__init__(np.random.PCG64(0))
+        self.kept = kept
+
+    def random(self, *args: Any, **kwargs: Any) -> Any:
+        return 1.0 * self.kept
+
+
 def suspect(
     results: list[Result],
     trials: list[CheckRun],
@@ -78,8 +89,9 @@ def _same_numbers(trial: CheckRun, asked: Sequence[Asked]) -> list[_Suspect] | N
     adapter, case, numbers = trial.adapter, trial.case, trial.numbers
     if case is None or case.want is None or numbers is None or trial.part is None:
         return None
-    if adapter["scale"] is not None or "seed" in case.options:
+    if adapter["scale"] is not None or ("seed" in case.options and trial.kept is None):
         return None
+    options = case.options if trial.kept is None else {**case.options, "seed": _Draw(trial.kept)}
     given = {"lse" if name == "return_lse" else name for name in case.options}
     needed = ({*CAPABILITIES} & given) - {adapter.record.size}  # the window of EVA is its size
     gradient = "d_out" in case.options
@@ -94,7 +106,7 @@ def _same_numbers(trial: CheckRun, asked: Sequence[Asked]) -> list[_Suspect] | N
         mutant.fn.space()  # an edit that cannot be made is no failure of the defect
         try:
             bug = Adapter(mutant.fn, mutant.estimator)
-            got = bug(*case.arrays, **case.options)
+            got = bug(*case.arrays, **options)
         except Exception:  # a defect may be that it fails
             continue
         got = got[trial.part] if isinstance(got, tuple) else got
@@ -109,7 +121,7 @@ def _same_numbers(trial: CheckRun, asked: Sequence[Asked]) -> list[_Suspect] | N
             # Those met in public code are the first of the same numbers.
             order = (not mutant.seen, 0.0) if same else (True, apart)
             near.append((*order, mutant.name, (mutant, _SAME_NUMBERS if same else _NEAR_NUMBERS)))
-    if near and _is_right(trial):
+    if _is_right(trial) if near else trial.kept is not None:  # a defect may draw others
         return None
     return [found for *_, found in sorted(near, key=lambda x: x[:3])]
 

@@ -37,6 +37,14 @@ def test_a_known_defect_is_named(name):
     assert any(s.startswith(f"{name} (the same numbers)") for s in named(report)), named(report)
 
 
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("name", ["forgotten", "not-scaled", "times-p"])
+def test_a_backward_pass_that_drops_otherwise_is_named(name):
+    name = f"softmax-dropout-{name}-behind"
+    report = check(catalogued(name), checks=["gradients_of_dropout"], rng=2)
+    assert named(report)[0].startswith(f"{name} (the same numbers)")
+
+
 @pytest.mark.long
 def test_a_known_defect_is_named_by_the_laws_that_it_fails():
     report = check(catalogued("kernel-qr-unsigned"), rng=2)
