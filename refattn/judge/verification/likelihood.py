@@ -292,12 +292,12 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
             shares *= 0.0
         elif joint and roundings.knows_digits(True):
             least = _find_known_factors(kept, seen)
-            if roundings.stepwise and problem.gradient is not None and problem.gradient.of == "dq":
-                shares[_find_pairs_of_keys(problem, index, roundings, i)] = 0.0
         tells = np.ones(len(error), bool)
         if joint and not problem.is_mean:
             # If terms cancel, as with equal values, so may roundings: these tell of no profile.
             tells = np.max(np.abs(rows.out), -1) >= _VANISHES * np.max(rows.std, -1)
+            if roundings.stepwise and problem.gradient is not None and problem.gradient.of == "dq":
+                tells &= ~_find_pairs_of_keys(problem, index, roundings, i)
         still: tuple[Any, ...] = square, logs, least
         if joint:
             along, apart = directions(index), bool(np.any(shares < 1))

@@ -363,3 +363,13 @@ def test_columns_that_no_rounding_moves_say_nothing_of_weights():
     words, given = level_numbers.draw_file(2002909)
     assert "tf32-scaled-eager float32" in words
     assert verify(**given, explain=False).verdict == "PASS"
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(x, marks=LONG) for x in (1, 2, 3))])
+def test_roundings_of_two_keys_are_one(seed):
+    """Derivatives to their scores have the sum 0: numbers that fit too well tell no profile."""
+    to, draw = FORMATS["float16"].round, np.random.default_rng(seed).standard_normal
+    q, k, v, d_out = (to(draw(x)) for x in ((2, 40, 32), (2, 1, 32), (2, 2, 32), (2, 40, 32)))
+    k = to(k + 0.05 * draw((2, 2, 32)))
+    given = dump_gradients("eager-upcast", q, k, v, d_out, "float16")
+    assert verify(**given, explain=False).verdict != "FAIL"

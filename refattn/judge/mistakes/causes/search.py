@@ -180,8 +180,9 @@ def _search_second(
             problem=_pose_other(one), fits=(), rows=(), mistakes=(), posed=None, first=one.text
         )
         found, sample = search_causes(second)
-        found = [x for x in found if x.name == "convention"]
-        if found and np.sum(sample.wrong) >= _ROWS_OF_SECOND:
+        found = [x for x in found if x.name == "convention" and x.text.startswith("agrees if")]
+        left = sample.wrong & trials.sample.wrong  # the first must spoil no right row
+        if found and np.sum(left) == np.sum(sample.wrong) >= _ROWS_OF_SECOND:
             start = f"agrees if {one.text}, and "
             return [x._replace(text=start + x.text.removeprefix("agrees if ")) for x in found]
     return []
@@ -196,7 +197,12 @@ def _multiply_output(problem: Problem, c: float) -> Alternative:
 
 
 def _is_problem(one: Alternative) -> bool:
-    """Tell whether an alternative is attention with other arrays, options or masks."""
+    """Tell whether an alternative is attention with other arrays, options or masks.
+
+    Keys that are left out, of any edges, are second: else others might be seen again.
+    """
+    if "left out" in one.text or "not masked" in one.text:
+        return False
     usual = one.compute is attend and one.answer is None and one.move is None and not one.dealt
     return usual and one.problem.packed is None and one.problem.kind == "scores"
 

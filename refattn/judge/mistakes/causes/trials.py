@@ -329,7 +329,7 @@ class Trials:
         return [*lists, classes.list_merged_more(problem, every, self.about[1])]
 
     def mean_square(self, of_factor: bool = False) -> float:
-        """Return the mean square of z in wrong rows, or what a factor of the output leaves of it."""
+        """Return the mean square of z in wrong rows, or what a factor of the output leaves."""
         parts = zip(self.errors, self.given, self.sizes, self.sample.heads, strict=True)
         wrong = [(z[y.wrong].ravel(), (x.out / size)[y.wrong].ravel()) for z, x, size, y in parts]
         z, own = (np.concatenate([np.zeros(0), *x]) for x in zip(*wrong, strict=True))

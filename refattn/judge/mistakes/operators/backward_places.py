@@ -503,10 +503,15 @@ def _relate(
     if len(values) > 2 * out.shape[1]:
         sums = d_out * out / errors[:, None]
         kept = np.linalg.lstsq(sums, values / errors, rcond=None)[0] > 0.5
-        span = name_span("columns", np.flatnonzero(kept)) if kept.any() else ""
-        related[f"the sum over {span} alone"] = np.sum(d_out * out * kept, -1)
-    for name, x in related.items():
-        if np.mean(np.square((values - x) / errors)) < _SQUARE and name != "multiplied by 1":
+        if kept.any() and not kept.all():
+            few = np.mean(kept) <= 1 / 2
+            span = name_span("columns", np.flatnonzero(kept if few else ~kept))
+            name = f"the sum over {span} alone" if few else f"the sum without {span}"
+            related[name] = np.sum(d_out * out * kept, -1)
+    left = {x: float(np.mean(np.square((values - y) / errors))) for x, y in related.items()}
+    near = [x for x, y in left.items() if y < min(_SQUARE, 2 * min(left.values()) + 1)]
+    for name in near:
+        if name != "multiplied by 1":
             return name
     return _ANY
 

@@ -24,7 +24,7 @@ _FACTOR_HEADS, _MOST_TERMS = 4, 2**20  # that are looked at; terms of keys, that
 _MOST_FACTORS, _FACTOR_PERIODS, _FACTOR_EDGES = 64, (2, 3, 4, 8), 256
 _FACTOR_TURNS, _MOST_FACTOR, _LARGEST_LEFT = 12, 1e3, 1e100
 _LEFT_AT_FIRST = 0.5, 0.9  # of the square of errors by derivatives: as they are, of scores
-_LEFT_BY_FACTORS = 4.0  # mean square of z, at most
+_LEFT_BY_FACTORS, _LEFT_AT_LEAST = 4.0, 0.25  # mean square of z, at most; as if it were so much
 _SURE_FACTOR = 5.0  # standard errors from 1
 _SURE_OF_FACTORS = 30.0  # log of a ratio of likelihoods, at least
 _FACTORS_NAMED = 3
@@ -81,11 +81,15 @@ def list_factored_keys(
     j = np.arange(m)
     groups = [j // x for x in TILE_SIZES if x < m <= x * _MOST_FACTORS]
     groups += [j % x for x in _FACTOR_PERIODS if x < m]
-    found, before, numbers = list[_FactoredKeys](), 0.0, 0
+    found, plain = list[_FactoredKeys](), math.inf
     for way in ways:
         sums, error = _sum_terms(rows, way, m)
         span = _find_factored_span(sums, error)
-        before, numbers, terms = float(error @ error), len(error), np.diff(sums)
+        before, terms = float(error @ error), np.diff(sums)
+        if way == "values":  # as plain: no factor, or one of the output
+            whole = sums[:, -1]
+            rest = error - float(whole @ error) / max(float(whole @ whole), 1e-300) * whole
+            plain = min(_cost(float(x @ x), len(x), y) for y, x in enumerate((error, rest)))
         # Of groups which are others is chosen, of keys one after another the edges.
         chosen = [2 * math.log(m), *((np.max(x) + 1) * math.log(2) for x in groups)]
         for group, cost in zip([np.where(span, 0, -1), *groups], chosen, strict=True):
@@ -94,7 +98,7 @@ def list_factored_keys(
             if rest @ rest < _LEFT_AT_FIRST[_FACTORED[way][1]] * before:
                 found += _fit_factors_of(rows, way, group, cost)
     best = min(found, key=lambda x: x.cost, default=None)
-    if best is None or numbers / 2 * math.log(before / numbers) - best.cost < _SURE_OF_FACTORS:
+    if best is None or plain - best.cost < _SURE_OF_FACTORS:
         return
     answer = partial(_attend_factored, problem, best.way, best.of_keys)
     yield Alternative(_describe_factors(best), problem, answer=answer, fitted=True)
@@ -207,10 +211,14 @@ def _fit_factors_of(
     if count > 1 and not every:  # fewer numbers, if one explains as much
         yield from _fit_factors_of(rows, way, np.where(changed, 0, -1), chosen)
     found = np.where(group < 0, 1.0, times[group])
-    cost = (
-        len(fit.fun) / 2 * math.log(max(left, 0.25)) + count / 2 * math.log(len(fit.fun)) + chosen
-    )
+    cost = _cost(float(fit.fun @ fit.fun), len(fit.fun), count) + chosen
     yield _FactoredKeys(cost, way, found, changed, float(error[0]) if count == 1 else math.nan)
+
+
+def _cost(square: float, numbers: int, fitted: int) -> float:
+    """Return the log likelihood that so many numbers lose, with a price for each that is fitted."""
+    left = max(square / numbers, _LEFT_AT_LEAST)
+    return numbers / 2 * math.log(left) + fitted / 2 * math.log(numbers)
 
 
 def _describe_factors(found: _FactoredKeys) -> str:
