@@ -495,7 +495,9 @@ def _close_sum(sum_: _GradientSum) -> RowErrors:
         spacing = roundings.out.spacing(total + rest)
         # Where terms cancel, what is rounded is noise: its spacing is that of numbers as large.
         variance, worst = (
-            x + np.square(roundings.out.spacing(np.hypot(total + rest, y * np.sqrt(x)))) / 12
+            x
+            + np.square(roundings.out.spacing(np.maximum(np.abs(total + rest), y * np.sqrt(x))))
+            / 12
             for x, y in ((variance, 1.0), (worst, _SURE_OF_NOISE))
         )
         bound, near = round_bound(roundings.out, total, bound), roundings.out.round(near)

@@ -170,11 +170,11 @@ def search_causes(task: SearchTask) -> tuple[list[Suspect], Sample]:
 def _search_second(
     task: SearchTask, trials: Trials, explained: Sequence[Explained]
 ) -> list[Suspect]:
-    """Search a cause beside one that explains a part of the error; numbers are fitted last."""
-    some = [x for x in explained if _is_problem(x.alternative)]
+    """Search a cause beside one without a fitted number that explains a part of the error."""
+    some = [x for x in explained if _is_problem(x.alternative) and not x.alternative.fitted]
     most = _LEFT_BY_FIRST * trials.mean_square(of_factor=True)
     by_square = {round(x.square, 6): x for x in reversed(some) if x.square < most}  # each once
-    firsts = sorted(by_square.values(), key=lambda x: (x.alternative.fitted, x.square))
+    firsts = sorted(by_square.values(), key=lambda x: x.square)
     for one in (x.alternative for x in firsts[:_FIRSTS]):
         second = task._replace(
             problem=_pose_other(one), fits=(), rows=(), mistakes=(), posed=None, first=one.text
