@@ -12,25 +12,24 @@ import numpy.typing as npt
 
 from ....arrays.library import Doubles
 from ...rounding.problems import Problem
-from ...verification.findings import name_span
+from ...verification.findings import name_first, name_span
 from ..causes.sampled import Alternative, Result, Rows, take_rows
 from ..causes.slips import TILE_SIZES, attend_by, score_all
 from ..causes.wrong_rows import Sampled, finite, row_sizes, thin
 from .classes import KeyClass
-from .intervals import Edges
+from .intervals import Edges, choose_edges
 from .sums import describe_keys
 
 _FACTOR_HEADS, _MOST_TERMS = 4, 2**20  # that are looked at; terms of keys, that are kept
-_MOST_FACTORS, _FACTOR_PERIODS, _FACTOR_EDGES = 64, (2, 3, 4, 8), 256
+_MOST_FACTORS, _FACTOR_PERIODS = 64, (2, 3, 4, 8)
 _FACTOR_TURNS, _MOST_FACTOR, _LARGEST_LEFT = 12, 1e3, 1e100
 _LEFT_AT_FIRST = 0.5, 0.9  # of the square of errors by derivatives: as they are, of scores
 _LEFT_BY_FACTORS, _LEFT_AT_LEAST = 4.0, 0.25  # mean square of z, at most; as if it were so much
 _SURE_FACTOR = 5.0  # standard errors from 1
 _SURE_OF_FACTORS = 30.0  # log of a ratio of likelihoods, at least
-_FACTORS_NAMED = 3
 
 _FactorWay = Callable[[Doubles, Doubles, Doubles], tuple[Doubles, Doubles]]
-# What may have a factor, of scores s and values v, and what of s the derivative of weights is.
+# What factors c change of scores s and values v, and whether derivatives to c have s as a factor.
 _FACTORED: Mapping[str, tuple[_FactorWay, bool]] = {
     "values": (lambda s, v, c: (s, c[:, None] * v), False),
     "scores": (lambda s, v, c: (np.where(np.isneginf(s), s, c * s), v), True),
@@ -69,7 +68,7 @@ def list_factored_keys(
     some = thin(wrong, max(1, min(_FACTOR_HEADS, _MOST_TERMS // max(m * d, 1))))
     count = max(1, _MOST_TERMS // max(m * d * len(some), 1))
     rows = []
-    for x in (x.take(thin(np.arange(len(x.got)), count)) for x in some):
+    for x in (x.few(count) for x in some):
         head = take_rows(problem, x.rows)
         rows.append(_FactoredRows(score_all(head), head.v, x.got, unit * row_sizes(x.got)))
         if head.keys != m:  # keys of a sequence, of which others have no part
@@ -82,20 +81,20 @@ def list_factored_keys(
     groups = [j // x for x in TILE_SIZES if x < m <= x * _MOST_FACTORS]
     groups += [j % x for x in _FACTOR_PERIODS if x < m]
     found, plain = list[_FactoredKeys](), math.inf
+    error = np.concatenate([_errors_left(x, "values", np.ones(m)).ravel() for x in rows])
+    # Of groups which are others is chosen, of keys one after another the edges.
+    chosen = [2 * math.log(m), *((np.max(x) + 1) * math.log(2) for x in groups)]
     for way in ways:
-        sums, error = _sum_terms(rows, way, m)
-        span = _find_factored_span(sums, error)
-        before, terms = float(error @ error), np.diff(sums)
+        sums = _sum_terms(rows, way, m)
+        span, terms = _find_factored_span(sums, error), np.diff(sums)
         if way == "values":  # as plain: no factor, or one of the output
             whole = sums[:, -1]
             rest = error - float(whole @ error) / max(float(whole @ whole), 1e-300) * whole
             plain = min(_cost(float(x @ x), len(x), y) for y, x in enumerate((error, rest)))
-        # Of groups which are others is chosen, of keys one after another the edges.
-        chosen = [2 * math.log(m), *((np.max(x) + 1) * math.log(2) for x in groups)]
         for group, cost in zip([np.where(span, 0, -1), *groups], chosen, strict=True):
             columns = terms @ _mark_groups(group)
             rest = error - columns @ np.linalg.lstsq(columns, error, rcond=None)[0]
-            if rest @ rest < _LEFT_AT_FIRST[_FACTORED[way][1]] * before:
+            if rest @ rest < _LEFT_AT_FIRST[_FACTORED[way][1]] * (error @ error):
                 found += _fit_factors_of(rows, way, group, cost)
     best = min(found, key=lambda x: x.cost, default=None)
     if best is None or plain - best.cost < _SURE_OF_FACTORS:
@@ -104,40 +103,43 @@ def list_factored_keys(
     yield Alternative(_describe_factors(best), problem, answer=answer, fitted=True)
 
 
-def _errors_left(x: _FactoredRows, way: str, c: Doubles) -> Doubles:
-    """Return the errors that factors leave, over their unit."""
-    return np.asarray((x.got - _attend_to_factored(x.s, x.v, way, c).out) / x.size)
-
-
-def _attend_to_factored(s: Doubles, v: Doubles, way: str, c: Doubles) -> Result:
+def _multiply(s: Doubles, v: Doubles, way: str, c: Doubles) -> tuple[Doubles, Doubles]:
+    """Multiply what has factors; a sink has none."""
     change, _ = _FACTORED[way]
     with np.errstate(all="ignore"):
-        return attend_by(*change(s, v, np.pad(c, (0, len(v) - len(c)), constant_values=1.0)))
+        return change(s, v, np.pad(c, (0, len(v) - len(c)), constant_values=1.0))
 
 
-def _derive_factors(x: _FactoredRows, way: str, c: Doubles, out: Doubles) -> Doubles:
-    """Return derivatives of rows to the factors of keys, (rows, keys, columns), over their unit."""
-    change, of_scores = _FACTORED[way]
-    m = len(c)
+def _errors_left(x: _FactoredRows, way: str, c: Doubles) -> Doubles:
+    """Return the errors that factors leave, over their unit."""
+    return np.asarray((x.got - attend_by(*_multiply(x.s, x.v, way, c)).out) / x.size)
+
+
+def _derive_factors(
+    x: _FactoredRows, way: str, c: Doubles, about: Doubles | None = None
+) -> Doubles:
+    """Return derivatives of rows, about these or others, to factors, (rows, keys, columns)."""
+    s, v = _multiply(x.s, x.v, way, c)
+    found, m = attend_by(s, v), len(c)
     with np.errstate(all="ignore"):
-        s, _ = change(x.s, x.v, np.pad(c, (0, len(x.v) - m), constant_values=1.0))
-        p = np.exp(s - np.logaddexp.reduce(s, -1, keepdims=True))[:, :m]
-    if of_scores:
+        p = np.exp(s - found.lse[:, None])[:, :m]
+    if _FACTORED[way][1]:
         p = p * np.where(p > 0, x.s[:, :m], 0.0)
     elif way == "weights":
         p = p / np.where(c > 0, c, 1.0)
-    terms = x.v[:m] if way == "values" else x.v[:m] - out[:, None]
+    about = found.out if about is None else about
+    terms = x.v[:m] if way == "values" else x.v[:m] - about[:, None]
     return np.asarray(p[..., None] * terms / x.size[:, None])
 
 
-def _sum_terms(rows: Sequence[_FactoredRows], way: str, m: int) -> tuple[Doubles, Doubles]:
-    """Return running sums over keys of what their factors move, (numbers, m + 1), and errors."""
-    sums, errors = [], []
+def _sum_terms(rows: Sequence[_FactoredRows], way: str, m: int) -> Doubles:
+    """Return running sums over keys of what their factors move, (numbers, m + 1)."""
+    sums = []
     for x in rows:
+        # About the row as it is given: so what weights move is linear in their factors.
         terms = np.cumsum(_derive_factors(x, way, np.ones(m), x.got), 1)
         sums.append(np.moveaxis(np.pad(terms, ((0, 0), (1, 0), (0, 0))), 1, -1).reshape(-1, m + 1))
-        errors.append(_errors_left(x, way, np.ones(m)).ravel())
-    return np.concatenate(sums), np.concatenate(errors)
+    return np.concatenate(sums)
 
 
 def _mark_groups(group: npt.NDArray[np.int64]) -> Doubles:
@@ -149,24 +151,15 @@ def _find_factored_span(every: Doubles, error: Doubles) -> KeyClass:
     m = every.shape[1] - 1
     square, along = np.einsum("ij,ij->j", every, every), error @ every
 
-    def gain(starts: Edges, stops: Edges) -> Doubles:
-        """Return what the factor of the keys between two edges explains of the errors."""
+    def rate(starts: Edges, stops: Edges) -> Doubles:
+        """Return what the factor of the keys between edges explains of the errors, negative."""
         size = square[stops, None] + square[starts] - 2 * every[:, stops].T @ every[:, starts]
         least = 1e-12 * square[-1] + 1e-300
         explained = (along[stops, None] - along[starts]) ** 2 / np.maximum(size, least)
-        return np.where(stops[:, None] > starts, explained, -1.0)
+        return np.where(stops[:, None] > starts, -explained, math.inf)
 
-    edges = np.unique(np.append(np.arange(0, m, -(-m // _FACTOR_EDGES)), m))
-    explained = gain(edges, edges)
-    stop, start = (edges[[x]] for x in np.unravel_index(np.argmax(explained), explained.shape))
-    for _ in range(_FACTOR_TURNS if len(edges) <= m else 0):
-        before = start[0], stop[0]
-        stop = np.argmax(gain(start, np.arange(m + 1)), 0)
-        start = np.argmax(gain(np.arange(m + 1), stop), 1)
-        if (start[0], stop[0]) == before:
-            break
-    keys = np.arange(m)
-    return np.asarray((keys >= start[0]) & (keys < stop[0]))
+    start, stop = choose_edges(rate, m)
+    return np.asarray((np.arange(m) >= start) & (np.arange(m) < stop))
 
 
 def _fit_factors_of(
@@ -186,10 +179,8 @@ def _fit_factors_of(
         return np.clip(finite(np.concatenate(found)), -_LARGEST_LEFT, _LARGEST_LEFT)
 
     def derive(times: Doubles) -> Doubles:
-        c, found = spread(times), []
-        for x in rows:
-            terms = _derive_factors(x, way, c, _attend_to_factored(x.s, x.v, way, c).out)
-            found.append(np.einsum("rmd,mg->rdg", terms, of_group, optimize=True))
+        terms = (_derive_factors(x, way, spread(times)) for x in rows)
+        found = [np.einsum("rmd,mg->rdg", x, of_group, optimize=True) for x in terms]
         return -np.concatenate([x.reshape(-1, count) for x in found])
 
     least = 0.0 if way == "weights" else -_MOST_FACTOR
@@ -232,11 +223,10 @@ def _describe_factors(found: _FactoredKeys) -> str:
     runs = np.split(
         keys, np.flatnonzero((np.diff(keys) != 1) | (np.diff(found.of_keys[keys]) != 0)) + 1
     )
-    more = f" and so on ({len(runs) - _FACTORS_NAMED} more)" if len(runs) > _FACTORS_NAMED else ""
-    said = (f"{name_span('keys', x)} {found.of_keys[x[0]]:.3g}" for x in runs[:_FACTORS_NAMED])
-    return f"{found.way} of some keys have factors: {', '.join(said)}{more}"
+    said = [f"{name_span('keys', x)} {found.of_keys[x[0]]:.3g}" for x in runs]
+    return f"{found.way} of some keys have factors: {name_first(said)}"
 
 
 def _attend_factored(problem: Problem, way: str, c: Doubles, rows: Rows) -> Result:
     head = take_rows(problem, rows)
-    return _attend_to_factored(score_all(head), head.v, way, c)
+    return attend_by(*_multiply(score_all(head), head.v, way, c))

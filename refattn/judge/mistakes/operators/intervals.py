@@ -140,27 +140,37 @@ def find_interval(
             far = np.sum(np.where(total > _LEAST_SUM, squares / (total * total), math.inf), 0)
         return np.where(np.isnan(far) | (stops[:, None] <= starts), math.inf, far)
 
-    # First pairs of multiples of a step.
-    edges = np.unique(np.append(np.arange(0, m, -(-m // _EDGES)), m))
-    far = rate(edges, edges)
-    stop, start = (int(edges[x]) for x in np.unravel_index(np.argmin(far), far.shape))
-    every = np.arange(m + 1)
-    for _ in range(_TURNS):
-        before = start, stop
-        stop = _choose_round(rate(np.array([start]), every[start + 1 :])[:, 0], start + 1, m)
-        start = _choose_round(rate(every[:stop], np.array([stop]))[0], 0, m)
-        if (start, stop) == before:
-            break
+    start, stop = choose_edges(rate, m, _ALIKE_EDGES)
     off = error + added[:, stop] - added[:, start]
     total = right[:, :1] + (mass[:, stop] - mass[:, start])[:, None]
     known = np.all(total > _LEAST_SUM)
     return float(np.sum(np.square(off / total))) if known else math.inf, slice(start, stop)
 
 
-def _choose_round(far: Doubles, first: int, last: int) -> int:
+def choose_edges(
+    rate: Callable[[Edges, Edges], Doubles], m: int, alike: float = 0.0
+) -> tuple[int, int]:
+    """Choose the start and stop of the lowest rate, or of those that are alike the roundest.
+
+    Rates are (stops, starts). First pairs of multiples of a step are rated, then each edge exactly.
+    """
+    edges, every = np.unique(np.append(np.arange(0, m, -(-m // _EDGES)), m)), np.arange(m + 1)
+    far = rate(edges, edges)
+    stop, start = (int(edges[x]) for x in np.unravel_index(np.argmin(far), far.shape))
+    for _ in range(_TURNS):
+        before = start, stop
+        far = rate(np.array([start]), every[start + 1 :])[:, 0]
+        stop = _choose_round(far, start + 1, m, alike)
+        start = _choose_round(rate(every[:stop], np.array([stop]))[0], 0, m, alike)
+        if (start, stop) == before:
+            break
+    return start, stop
+
+
+def _choose_round(far: Doubles, first: int, last: int, alike: float) -> int:
     """Choose an edge: of those that fit alike the roundest."""
-    alike = np.flatnonzero(far <= np.min(far) + _ALIKE_EDGES) + first
-    return int(max(alike, key=lambda x: math.inf if x == last else math.gcd(int(x), 2**20)))
+    fit = np.flatnonzero(far <= np.min(far) + alike) + first
+    return int(max(fit, key=lambda x: math.inf if x == last else math.gcd(int(x), 2**20)))
 
 
 def show_tile(problem: Problem, j: slice) -> Alternative:
