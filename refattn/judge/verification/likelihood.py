@@ -296,7 +296,7 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
         if joint and not problem.is_mean:
             # If terms cancel, as with equal values, so may roundings: these tell of no profile.
             tells = np.max(np.abs(rows.out), -1) >= _VANISHES * np.max(rows.std, -1)
-            if roundings.stepwise and problem.gradient is not None and problem.gradient.of == "dq":
+            if roundings.stepwise and problem.result == "dq":
                 tells &= ~_find_pairs_of_keys(problem, index, roundings, i)
         still: tuple[Any, ...] = square, logs, least
         if joint:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
 from ..rounding.head import ExactRows
 from ..rounding.problems import Index, Problem
+from .head_sums import HeadSums
 
 Blocks = tuple[tuple[Index, slice], ...]
 
@@ -42,7 +43,7 @@ class Look(NamedTuple):
     rest: Blocks = ()  # that are tried along a few
     exact: ExactRows = MappingProxyType({})  # what is exact of blocks, where that is known
     enough: float = -math.inf  # log of a p-value from which on no tile or row is tried again
-    sums: Any = None  # of errors, if these were added up before
+    sums: HeadSums | None = None  # of errors, if these were added up before
 
 
 def choose_blocks(problem: Problem, everything: bool = False) -> Blocks:

@@ -68,9 +68,7 @@ class SearchTask(NamedTuple):
     dtype: str
     failed: str = "out"  # or `lse`, or `both`
     where: Index = ()  # of the worst element
-    fits: Sequence[
-        Suspect
-    ] = ()  # of defects to the error; beside them coarse roundings are not tried
+    fits: Sequence[Suspect] = ()  # of defects: beside them coarse roundings are not tried
     mistakes: Sequence[Mutant] = ()  # of the user, which are tried first
     rows: Sequence[Index] = ()  # that are known to be wrong: those that the first profile rejects
     known: str = ""  # the cause, if it is known: only the sample is taken
@@ -122,8 +120,8 @@ def search_causes(task: SearchTask) -> tuple[list[Suspect], Sample]:
             holding.sort(key=lambda x: explain_normalisers(trials, x, False) is None)
         found = trials.keep_apart(holding) or [x for x in judged[:1] if x.explains_part]
         # What is fitted has many numbers, and would explain what has a plainer cause as well.
-        searched = any(x.holds and x.is_sure for x in found) or leave_roundings(fits)
-        if not (searched or task.first):
+        settled = any(x.holds and x.is_sure for x in found) or leave_roundings(fits)
+        if not (settled or task.first):
             for listing in trials.list_fitted():
                 fitted = [trials.judge(x, profiles, dtype) for x in trials.explain_all(listing)]
                 holding = [x for x in fitted if _may_stand(trials, x) and _is_told(trials, x)]
@@ -131,10 +129,10 @@ def search_causes(task: SearchTask) -> tuple[list[Suspect], Sample]:
                 if holding := [x for x in holding if not find_left(trials, x.alternative, None)[0]]:
                     found = trials.keep_apart(holding)
                     break
-        open_ = not (searched or task.first or any(x.holds for x in found))
-        if open_ and (two := _search_second(task, trials, explained)):
+        unknown = not (task.first or any(x.holds for x in found))
+        if unknown and not settled and (two := _search_second(task, trials, explained)):
             return two, sample
-        if not (fits or task.first or any(x.holds for x in found)):
+        if unknown and not fits:
             found = [*trials.list_rounded(profile, dtype), *found]
     several = bool(np.sum(sample.wrong) >= _FEWEST_LSE)
     suspects, whole = [], []  # those are whole that leave no row wrong
@@ -181,8 +179,8 @@ def _search_second(
         )
         found, sample = search_causes(second)
         found = [x for x in found if x.name == "convention" and x.text.startswith("agrees if")]
-        left = sample.wrong & trials.sample.wrong  # the first must spoil no right row
-        if found and np.sum(left) == np.sum(sample.wrong) >= _ROWS_OF_SECOND:
+        spoils = np.any(sample.wrong & ~trials.sample.wrong)
+        if found and not spoils and np.sum(sample.wrong) >= _ROWS_OF_SECOND:
             start = f"agrees if {one.text}, and "
             return [x._replace(text=start + x.text.removeprefix("agrees if ")) for x in found]
     return []
