@@ -65,12 +65,12 @@ def with_sinks(times):
     return backward(*SAME, CAUSAL, sinks=sinks, lse=more) | {"sinks": sinks}
 
 
-def with_a_share_of_sinks():
-    """D is that of an output without sinks."""
+def with_a_share_of_sinks(power=-1):
+    """D is that of an output without sinks, or times the weight of keys once more."""
     sinks, (q, k, v, _) = np.array([1.0, 3.0]), SAME
     lse = np.logaddexp(fused(hide(scores(q, k), CAUSAL), v)[1], sinks[:, None])
     share = 1 - np.exp(sinks[:, None] - lse)[..., None]
-    return backward(*SAME, CAUSAL, sinks=sinks, delta=lambda x: x / share) | {"sinks": sinks}
+    return backward(*SAME, CAUSAL, sinks=sinks, delta=lambda x: x * share**power) | {"sinks": sinks}
 
 
 def of_own_key_heads():
@@ -178,6 +178,8 @@ CASES = {
     "sums in bfloat16": (summed_in_bfloat16, {}, "dq", "as if sums were kept in a narrower type"),
     "share of sinks": (with_a_share_of_sinks, {"causal": True}, "dk",
         "D = d_out . out is divided by 1 - the weight of the sink"),
+    "share of sinks twice": (lambda: with_a_share_of_sinks(1), {"causal": True}, "dk",
+        "D = d_out . out is multiplied by 1 - the weight of the sink"),
     "own key heads": (of_own_key_heads, {}, "dk", "a wrong key head is used: key head 1 by query "
         "head 1, no key head by query heads 2 to 3"),
     "lost for a tile": (lambda: of_tiles("dk", 1, 0), {}, "dk",
