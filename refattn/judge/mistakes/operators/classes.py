@@ -31,7 +31,7 @@ _LEFT_BY_CLASSES = 4.0  # mean square of z, at most
 _LEFT_OF_OTHERS = 1 / 16  # of the square of errors, at most
 _COLUMNS_OF_CLASS = 4  # of a row, for each number of it that is found, at least
 _BELOW_0, _MOST_TIMES = 0.05, 1e3  # of weights, over those that they should be
-_OWN_WEIGHT = 0.05  # how far from 1 the factor of a key must be that has a weight of its own
+_OWN_WEIGHT = 0.05  # least distance to 1 of the factor of a key that is named
 _NO_SUM, _OFF_WHOLE = 1e-9, 0.1  # of the weights; how far counts are from whole numbers
 _LEAST_SHARE, _FEWEST_MERGED = 1e-3, 6  # of all weights that a part has, and rows that tell it
 

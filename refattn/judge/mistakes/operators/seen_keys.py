@@ -50,7 +50,7 @@ _MOST_KEYS, _MOST_NUMBERS = 6, 2**22  # that count otherwise; of the terms of ke
 _LEFT_BY_FEW, _CHANCE_OF_FEW = 4.0, 1e-6  # mean square of z, and chance of as little, at most
 _VALUE_HEADS, _ROWS_OF_VALUE = 8, 4  # that are looked at; rows for each key whose value is found
 _FAR_VALUE = 0.05  # of the largest change of a value, that is named
-_NEAR_COUNT = 0.05  # how near to a whole number a count is that is said as that number
+_NEAR_COUNT = 0.05  # distance to a whole number within which a count is written as one
 
 
 class _Row(NamedTuple):

@@ -27,9 +27,8 @@ from .maps import write_shift
 
 Scored = tuple[Doubles, Doubles]  # scores of some rows, -inf where a key is hidden, and values
 ScoreText = Callable[[Rows], Scored]
-PartTerms = tuple[
-    Doubles, Doubles
-]  # what parts add to rows, (parts, rows, columns), and should add
+# What parts add to rows, (parts, rows, columns), and what they should add.
+PartTerms = tuple[Doubles, Doubles]
 # The sums of weights and of weighted values that parts make, (parts, rows, 1 + columns), over that
 # of all weights; and what is beside them.
 AddSums = Callable[[Rows], PartTerms]
@@ -237,7 +236,7 @@ def _say_crossed(size: int, count: int, counts: Doubles) -> str:
 def list_scoped(
     problem: Problem, alternatives: Iterable[Alternative], wrong: Sequence[Sampled], unit: float
 ) -> Iterator[Alternative]:
-    """List kernels that are another for some tiles of keys alone: those of the nearest fit."""
+    """List kernels that do something else for some tiles of keys alone, which a fit chooses."""
     m = problem.shape[1]
     usual = next((y for y in (8, *TILE_SIZES) if m <= y * _SCOPED_TILES), m)
     texts: list[tuple[str, ScoreText, int]] = [
@@ -405,7 +404,7 @@ class TilesOfHeads(NamedTuple):
         return self.lay_out(name, at)[read].reshape(-1, x.shape[-1])[: len(x)]
 
     def find(self, some: Sequence[Sampled], unit: float) -> Chosen | None:
-        """Find, one after another, the tile read in place of each: that which leaves least."""
+        """Find for one tile after another which is read in its place: the one that leaves least."""
         rows = -(-_ROWS_OF_TILES // len(some))
         few = (x.few(rows) for x in some)
         sums, rest = stack_terms(few, unit, partial(as_terms, self._add))
