@@ -250,7 +250,8 @@ def check(
             result.status, result.reason = STALE, expected[result.check]
         if result.status not in (FAIL, EXPECTED):
             result.severity = ""
-    suspect(results, trials, weighing, asked, bool(diagnosis))
+    until = min(end, time.monotonic() + _TO_DIAGNOSE)
+    suspect(results, trials, weighing, asked, bool(diagnosis), until)
     return Report(
         adapter.name or "",
         adapter.estimator,

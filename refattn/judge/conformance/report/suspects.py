@@ -10,6 +10,8 @@ from typing import Any, cast
 import numpy as np
 
 from ....registry import ESTIMATORS
+from ...mistakes.defects.edits import Edited
+from ...mistakes.defects.steps import Observed, Stepped, find_change
 from ..candidate.adapter import Adapter
 from ..candidate.limits import shrink
 from ..candidate.tags import CAPABILITIES
@@ -19,7 +21,7 @@ from ..truth.allowed import pulled, reference
 from .causes import Asked, way_of
 from .report import EXPECTED, FAIL, Result
 
-_Suspect = tuple[Any, str]  # a defect, and in which way it is like the candidate
+_Suspect = tuple[Any, str]  # a defect or a change, and in which way it is like the candidate
 _MOST_SUSPECTS = 3  # suspects named for a failure
 _ENOUGH_LAWS = 3  # the same of laws, where the frequencies drawn are wrong and nothing else
 _DRAWS_OF_A_DEFECT = 200  # at which frequencies of a defect are drawn
@@ -47,11 +49,13 @@ def suspect(
     others: list[_Suspect],
     asked: Sequence[Asked] = (),
     told: bool = False,
+    end: float = math.inf,
 ) -> None:
     """Name, for each failure, known bugs with the same numbers or failed checks, or else others.
 
-    Numbers are the same if they are so in the calls that were `asked` about as well. Bugs with
-    nearly the same numbers are named if nothing else is, and no cause was `told`.
+    Numbers are the same if they are so in the calls that were `asked` about as well. If no known
+    bug gives them and no cause was `told`, a change of one step of the formula is searched for,
+    until `end`; bugs with nearly the same numbers are named if there is none.
     """
     failed = {r.check for r in results if r.status in (FAIL, EXPECTED)}
     if not failed:
@@ -63,6 +67,8 @@ def suspect(
         drawn = [x for x in drawn if _same_moments(x[0], trial)]
     numbers = {t.name: _same_numbers(t, asked) for t in trials if t.name in failed - laws}
     sure = told or any(words == _SAME_NUMBERS for x in numbers.values() for _, words in x or ())
+    if not sure:
+        numbers |= _changed_step([t for t in trials if t.name in numbers], asked, end)
     for result, trial in zip(results, trials, strict=True):
         found: list[_Suspect] = []
         if result.check in failed and result.check in laws:
@@ -76,7 +82,69 @@ def suspect(
         if result.check in failed and not (found or result.compared):
             found = others
         result.suspects = [f"{x.name} ({words}): {x.effect}" for x, words in found]
-        result.changes = [x.fn.shown() for x, _ in found]
+        result.changes = [x.shown() for x, _ in found]
+
+
+def _changed_step(
+    trials: Sequence[CheckRun], asked: Sequence[Asked], end: float
+) -> dict[str, list[_Suspect] | None]:
+    """Find a change of one step that gives the candidate's numbers, by the checks that it fails."""
+    from ...mistakes.defects import VARIANTS
+
+    adapter = trials[0].adapter
+    forth = any(t.case is not None and "d_out" not in t.case.options for t in trials)
+    of_pass = [
+        x for x in (*trials, *asked) if x.case is not None and ("d_out" in x.case.options) != forth
+    ]
+    failed = {t.name: y for t in of_pass if isinstance(t, CheckRun) and (y := _as_observed(t))}
+    more = [x for x in of_pass if isinstance(x, Asked)]
+    calls = [
+        *failed.values(),
+        *(_observed(adapter, x.case, x.got, x.want, x.allowed, range(len(x.got))) for x in more),
+    ]
+    if not calls or adapter["scale"] is not None:
+        return {}
+    fns = (
+        Stepped("", x.estimator, x.fn.over, features=x.fn.features)
+        for x in VARIANTS
+        if ESTIMATORS[x.estimator] is adapter.record and not x.fn.edits
+    )
+    change = find_change(fns, calls, end)
+    if change is None:
+        return {}
+    return {x: [(change, _SAME_NUMBERS)] for x, y in failed.items() if change.explains(y)}
+
+
+def _as_observed(trial: CheckRun) -> Observed | None:
+    case, part = trial.case, trial.part
+    if case is None or case.want is None or trial.numbers is None or part is None:
+        return None
+    if "seed" in case.options:  # what was drawn is not known
+        return None
+    return _observed(trial.adapter, case, (trial.numbers,), (case.want,), (case.allowed,), (part,))
+
+
+def _observed(
+    adapter: Adapter,
+    case: Call,
+    got: Sequence[Any],
+    want: Sequence[Any],
+    allowed: Sequence[float],
+    parts: Sequence[int],
+) -> Observed:
+    """Return a call as numbers in a row, of some of its results."""
+
+    def run(fn: Edited) -> Any:
+        found = fn(*case.arrays, **case.options)
+        found = found if isinstance(found, tuple) else (found,)
+        return np.concat([np.ravel(found[i]) for i in parts])
+
+    most = [np.full(np.size(x), y) for x, y in zip(want, allowed, strict=True)]
+    q, k, v = case.arrays
+    sizes = {"d": q.shape[-1], "n": q.shape[-2], "m": k.shape[-2]}
+    sizes |= {"S": case.options["omega"].shape[-2]} if "omega" in case.options else {}
+    rows = (np.concat([np.ravel(x) for x in y]) for y in (got, want, most))
+    return Observed(run, *rows, sizes)
 
 
 def _same_numbers(trial: CheckRun, asked: Sequence[Asked]) -> list[_Suspect] | None:
