@@ -29,6 +29,7 @@ from ..checks.recovery import refuse_other_formulas
 from ..checks.trials import CHECKS, Check, CheckRun, attends
 from .advice import advise
 from .causes import Asked, ask_again, name_cause
+from .draws import name_factor, name_frequencies
 from .failures import Failures
 from .interrupts import interrupt
 from .neighbours import diagnose
@@ -36,7 +37,7 @@ from .refusals import describe_call, name_keyword, name_layout
 from .report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED, Report, Result
 from .reproduce import reproducer
 from .severity import find_severity
-from .suspects import name_norms, suspect, weighing_keys_alike
+from .suspects import suspect, weighing_keys_alike
 from .untried import not_tried
 
 # Seeds a statistical check may use, and seconds its calls may take; fewer seeds if they are slow.
@@ -233,7 +234,8 @@ def check(
             diagnosis = diagnosis or within(partial(name_cause, asked=asked, mistakes=mistakes))
             weighing = within(weighing_keys_alike)
         if failed and not (diagnosis or stopped):
-            diagnosis = name_norms(trials) or _other_draws(candidate, failed, seed, alpha, end)
+            diagnosis = _within(candidate, seed, end, name_factor) or name_frequencies(trials)
+            diagnosis = diagnosis or _other_draws(candidate, failed, seed, alpha, end)
     again = {"rng": seed, "level": level, "alpha": alpha}
     again |= {} if time_limit is None else {"time_limit": limit}
     again |= {"isolate": True} if isolate or any(t.crashed for t in trials) else {}

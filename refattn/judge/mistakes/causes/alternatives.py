@@ -152,6 +152,10 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
     windows: dict[str, Reach] = {}
     # Without a limit on the right, attention may be causal as it is, or by mistake.
     reach = "" if is_causal else "attention is causal, but "
+    if left is not None and right is not None:
+        for side, window in (("left", (None, right)), ("right", (left, None))):
+            text = f"the window has no limit on the {side}"
+            yield Alternative(text, problem._replace(window=window))
     if right is None:
         ends = {"a query also sees the next key": 1, "a query does not see its last key": -1}
         if n != m:
@@ -184,9 +188,6 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
         text = "the windows of all queries start where that of the {} query does"
         rules[text.format("first")] = lambda x: free(x) & (x.j >= x.m - x.n - left)
         rules[text.format("last")] = lambda x: free(x) & (x.j >= x.m - 1 - left)
-    if left is not None and right is not None:
-        windows["the window has no limit on the left"] = (None, right)
-        windows["the window has no limit on the right"] = (left, None)
     for text, seen in rules.items():
         yield Alternative(text, problem, seen)
     for text, window in windows.items():

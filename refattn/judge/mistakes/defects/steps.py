@@ -98,13 +98,14 @@ class Step(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """A call, what came, what should have come, the error allowed, and sizes by name."""
+    """A call, what came, what should have come, the error allowed, sizes by name, and options."""
 
     run: Callable[[Edited], Any]
     got: Doubles
     want: Doubles
     allowed: Doubles
     sizes: Mapping[str, int]
+    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -178,16 +179,25 @@ class Change(NamedTuple):
         """Tell whether the implementation with this change gives what came."""
         return _is_same(self.compute(seen), seen)
 
-    name = "changed-step"
-    effect = "The formula with one step changed."
+    @property
+    def name(self) -> str:
+        """What a report calls it."""
+        return "changed-step"
+
+    @property
+    def effect(self) -> str:
+        """The same in a sentence."""
+        return "The formula with one step changed."
 
     def shown(self) -> str:
         """Return the statements as they should be, and as they are."""
-        statements = {}
+        statements = dict[str, ast.stmt]()
         for step in (self.fn.steps[i] for i in self.steps):
             new, right = self.new, ast.unparse(step.statement)
             if isinstance(new, str):
                 new = _put(_put(_parsed(new), _VALUE, step.node), _NUMBER, _parsed(self.number))
+                if isinstance(step.node, ast.Constant):
+                    new = ast.Constant(eval(ast.unparse(new), dict(self.fn.space())))
             statements[right] = _put(statements.get(right, step.statement), step.node, new)
         lines = [f"in {step.function} (- right, + like yours):"]
         for right, x in statements.items():
@@ -222,8 +232,8 @@ def _places(fn: Stepped, seen: Observed) -> list[tuple[int, ...]]:
     for i in reached.steps:
         of_k.setdefault((fn.steps[i].function, ast.unparse(fn.steps[i].node)), i)
     pairs = []
-    for (function, text), i in of_k.items():
-        j = of_k.get((function, re.sub(r"(?<![a-z])q(?![a-z])", "k", text)), i)
+    for (function, words), i in of_k.items():
+        j = of_k.get((function, re.sub(r"(?<![a-z])q(?![a-z])", "k", words)), i)
         pairs += [(i, j)] if j != i else []
     return [*((i,) for i in reached.steps), *pairs]
 
