@@ -16,7 +16,7 @@ from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure, Refusal
 from ..candidate.limits import Arrays, Keywords, nearest_head_size
 from ..truth.allowed import allowed_error
-from ..truth.normalisers import with_lse
+from ..truth.normalisers import with_normalisers
 from .cases import OPTIONS, Mask, covering, in_time, levels, problem_of, try_cases
 from .trials import CheckRun, add_check, add_condition, attends, evaluated, stabilised
 
@@ -278,7 +278,7 @@ def _compare_normalisers(t: CheckRun, arrays: Arrays, **options: Any) -> None:
     """Compare output and log normalisers with the formula, in rows that see a key."""
     options = t.adapter.settled | options | {"return_lse": True}
     out, lse = t.call(*arrays, **options)
-    want, allowed = with_lse(t.adapter, arrays, options)
+    want, allowed = with_normalisers(t.adapter, arrays, options)
     t.equal(out, want[0], allowed[0])
     known = np.isfinite(want[1])
     if not np.all(np.isfinite(lse) | ~known):

@@ -24,7 +24,7 @@ from ..candidate.failures import Beyond, Failure
 from ..candidate.limits import Arrays, Keywords
 from ..checks.trials import Call, CheckRun, attends
 from ..truth.allowed import of_function, pulled, reference
-from ..truth.normalisers import with_lse
+from ..truth.normalisers import with_normalisers
 
 _ASKED_SIZES = (43, 75, 8)  # queries and keys, of no common tile, and coordinates
 _ASKED_SAMPLES, _ASKED_LEAD, _KEY_HEADS_ASKED = 16, (1, 4), 2
@@ -82,7 +82,7 @@ def ask_again(trial: CheckRun, failed: Sequence[CheckRun]) -> list[Asked]:
 
 def _ask_of(t: CheckRun, arrays: Arrays, options: Keywords) -> Asked | None:
     """Call a candidate, and find what should come; None if nothing is known of such a call."""
-    ways = {"d_out": pulled, "return_lse": with_lse}
+    ways = {"d_out": pulled, "return_lse": with_normalisers}
     evaluate = next((x for name, x in ways.items() if name in options), reference)
     with suppress(Failure, Beyond, TypeError, ValueError):  # a record may not have all of this
         want, allowed = evaluate(t.adapter, arrays, options)

@@ -29,7 +29,7 @@ from ..checks.recovery import refuse_other_formulas
 from ..checks.trials import CHECKS, Check, CheckRun, attends
 from .advice import advise
 from .causes import Asked, ask_again, name_cause
-from .draws import name_factor, name_frequencies
+from .draws import name_factor_of_kernel, name_frequencies
 from .failures import Failures
 from .interrupts import interrupt
 from .neighbours import diagnose
@@ -234,7 +234,9 @@ def check(
             diagnosis = diagnosis or within(partial(name_cause, asked=asked, mistakes=mistakes))
             weighing = within(weighing_keys_alike)
         if failed and not (diagnosis or stopped):
-            diagnosis = _within(candidate, seed, end, name_factor) or name_frequencies(trials)
+            diagnosis = _within(candidate, seed, end, name_factor_of_kernel) or name_frequencies(
+                trials
+            )
             diagnosis = diagnosis or _other_draws(candidate, failed, seed, alpha, end)
     again = {"rng": seed, "level": level, "alpha": alpha}
     again |= {} if time_limit is None else {"time_limit": limit}

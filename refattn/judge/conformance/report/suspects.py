@@ -30,7 +30,6 @@ _DRAWS_OF_A_DEFECT = 200  # at which frequencies of a defect are drawn
 _LONG, _LEAST_WEIGHT = 30.0, 1e-9  # length of a key, and the weight that counts as none
 _BENT = "the same weights of long keys"
 _SAME_NUMBERS, _NEAR_NUMBERS = "the same numbers", "nearly the same numbers"
-_THREE_DIGITS = 1e-3
 _NEARLY = 0.05  # of the error that is found, for numbers to be nearly those of a defect
 
 

@@ -153,8 +153,9 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
     # Without a limit on the right, attention may be causal as it is, or by mistake.
     reach = "" if is_causal else "attention is causal, but "
     if left is not None and right is not None:
-        for side, window in (("left", (None, right)), ("right", (left, None))):
-            text = f"the window has no limit on the {side}"
+        one_sided: dict[str, Reach] = {"left": (None, right), "right": (left, None)}
+        for words, window in one_sided.items():
+            text = f"the window has no limit on the {words}"
             yield Alternative(text, problem._replace(window=window))
     if right is None:
         ends = {"a query also sees the next key": 1, "a query does not see its last key": -1}

@@ -26,8 +26,8 @@ from ..text import cut, run
 from .edits import Edited, text
 
 _CHOSEN, _OTHER, _VALUE, _NUMBER = "step_", "other_", "x_", "c_"  # names that texts read
-_NONE = -1  # no step is chosen
-_SAME = 4  # times the error allowed, for numbers to be the same
+_NO_STEP = -1  # no step is chosen
+_SAME_RESULT = 4  # times the error allowed, for numbers to be the same
 # What is fitted, and numbers to begin with.
 _FITS = {
     "x_ * c_": (1.0, 2.0, 0.5, math.sqrt(2), 4.0, 0.25, 2 * math.pi, 0.5 / math.pi),
@@ -36,42 +36,42 @@ _FITS = {
 }
 _SLOPE = 1e-6
 _MOST_STEPS = 8  # of a fit
-_FEW = 3  # numbers to begin with, if those of sizes are not tried
-_DIGITS = (2, 4, 8)  # of a fitted number
-_AXES = (-1, -2, -3)
+_FEW_STARTS = 3  # numbers to begin with, if those of sizes are not tried
+_DIGITS_SHOWN = (2, 4, 8)  # of a fitted number
+_LAST_AXES = (-1, -2, -3)
 # What is made of arrays of numbers, of truths, and of integers.
-_OF_NUMBERS = ("-x_", "0.0 * x_", "abs(x_)", "x_**2", "x_**0.5", "1 / x_")
+_OF_ONE_NUMBER = ("-x_", "0.0 * x_", "abs(x_)", "x_**2", "x_**0.5", "1 / x_")
 _OF_FLOATS = (
-    *(*_OF_NUMBERS, "xp.exp(x_)", "xp.log(x_)", "xp.tanh(x_)"),
+    *(*_OF_ONE_NUMBER, "xp.exp(x_)", "xp.log(x_)", "xp.tanh(x_)"),
     *("xp.maximum(x_, 0.0)", "xp.minimum(x_, 0.0)", "xp.ones_like(x_)", "x_.mT"),
     *("x_[..., :1, :]", "x_[..., -1:, :]", "x_[..., :1, :, :]", "x_[..., ::-1, :, :]"),
     "xp.swapaxes(x_, -2, -3).reshape(x_.shape)",
     "x_.reshape(xp.swapaxes(x_, -2, -3).shape).swapaxes(-2, -3)",
-    *(f"xp.{f}(x_, axis={i}, keepdims=True)" for f in ("sum", "mean", "max") for i in _AXES),
-    *(f"x_ - xp.{f}(x_, axis={i}, keepdims=True)" for f in ("mean", "max") for i in _AXES[:2]),
-    *(f"x_ / xp.sum(x_, axis={i}, keepdims=True)" for i in _AXES),
+    *(f"xp.{f}(x_, axis={i}, keepdims=True)" for f in ("sum", "mean", "max") for i in _LAST_AXES),
+    *(f"x_ - xp.{f}(x_, axis={i}, keepdims=True)" for f in ("mean", "max") for i in _LAST_AXES[:2]),
+    *(f"x_ / xp.sum(x_, axis={i}, keepdims=True)" for i in _LAST_AXES),
     *("x_ / xp.linalg.norm(x_, axis=-1, keepdims=True)", "softmax(x_)"),
-    *(f"xp.cumulative_sum(x_, axis={i})" for i in _AXES[:2]),
+    *(f"xp.cumulative_sum(x_, axis={i})" for i in _LAST_AXES[:2]),
     *("x_[..., ::-1]", "x_[..., ::-1, :]", "xp.astype(xp.astype(x_, xp.float32), x_.dtype)"),
-    *(f"xp.roll(x_, {i}, axis={axis})" for i in (1, -1) for axis in _AXES),
+    *(f"xp.roll(x_, {i}, axis={axis})" for i in (1, -1) for axis in _LAST_AXES),
 )
 _OF_TRUTHS = (
     *("~x_", "xp.ones_like(x_)", "x_.mT", "x_[..., :1, :]", "x_[..., ::-1]", "x_[..., ::-1, :]"),
     *(f"xp.{f}(x_, axis=-2, keepdims=True)" for f in ("any", "all")),
-    *(f"xp.roll(x_, {i}, axis={axis})" for i in (1, -1) for axis in _AXES[:2]),
+    *(f"xp.roll(x_, {i}, axis={axis})" for i in (1, -1) for axis in _LAST_AXES[:2]),
 )
 _OF_INTEGERS = ("x_ + 1", "x_ - 1", "0", "1", "-1", "-2", "-3", "-x_", "2 * x_", "x_ // 2")
 _OF_LIMITS = ("0.0", "-1.0", "-1e4", "-1e9")  # in place of -inf
-_ALIKE = (
+_SIBLINGS = (
     *(("sum", "mean", "max", "min", "prod"), ("exp", "expm1", "cosh"), ("cos", "sin")),
     *(("maximum", "minimum"), ("any", "all"), ("floor", "ceil", "round")),
 )
-_OPERATORS: tuple[tuple[type[Any], ...], ...] = (
+_LIKE_OPERATORS: tuple[tuple[type[Any], ...], ...] = (
     *((ast.Add, ast.Sub, ast.Mult), (ast.Mult, ast.Div, ast.Add), (ast.FloorDiv, ast.Mod)),
     (ast.BitAnd, ast.BitOr, ast.BitXor),
     (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq),
 )
-_MODULES = ("xp", "np", "math")
+_LIBRARIES = ("xp", "np", "math")
 _EXPRESSIONS = (
     ast.Name,
     ast.Constant,
@@ -86,10 +86,10 @@ _NO_STEPS = ("dtype", "device", "keepdims")  # arguments of functions of arrays
 
 # What a step is, by its number, and the names of its module and function.
 Other = Callable[[int, dict[str, Any], dict[str, Any]], Any]
-T = TypeVar("T", bound=ast.AST)
+_Tree = TypeVar("_Tree", bound=ast.AST)
 
 
-class Step(NamedTuple):
+class StepOfText(NamedTuple):
     """An expression of a function, and the statement that it is part of."""
 
     function: str
@@ -117,11 +117,13 @@ class Stepped(Edited):
         return _stepped(self)[0]
 
     @property
-    def steps(self) -> Sequence[Step]:
+    def steps(self) -> Sequence[StepOfText]:
         """The steps of the text."""
         return _stepped(self)[1]
 
-    def computes(self, seen: Observed, chosen: object = _NONE, other: Other | None = None) -> Any:
+    def computes(
+        self, seen: Observed, chosen: object = _NO_STEP, other: Other | None = None
+    ) -> Any:
         """Return what comes if the steps chosen are what `other` says; None where that fails."""
         space = self.space()
         space.update({_CHOSEN: chosen, _OTHER: other})
@@ -130,7 +132,7 @@ class Stepped(Edited):
         except Exception:  # most changes are of no use
             return None
         finally:
-            space[_CHOSEN] = _NONE
+            space[_CHOSEN] = _NO_STEP
         fits = np.shape(found) == seen.got.shape and np.all(np.isfinite(found))
         return found if fits else None
 
@@ -153,7 +155,7 @@ class _Both(frozenset[int]):
         return step not in self
 
 
-class Change(NamedTuple):
+class StepChange(NamedTuple):
     """Steps that are others: by a template, where c_ is `number`, or by an expression."""
 
     fn: Stepped
@@ -163,9 +165,9 @@ class Change(NamedTuple):
 
     def compute(self, seen: Observed, number: float | None = None) -> Any:
         """Return what the implementation with this change gives; None where it fails."""
-        c = _value(self.number, seen.sizes) if number is None else number
-        here = {i: _compiled(self.fn.steps[i].node) for i in self.steps}
-        new = _compiled(_parsed(self.new) if isinstance(self.new, str) else self.new)
+        c = _number(self.number, seen.sizes) if number is None else number
+        here = {i: _as_code(self.fn.steps[i].node) for i in self.steps}
+        new = _as_code(_parsed(self.new) if isinstance(self.new, str) else self.new)
 
         def other(step: int, space: Any, names: Any) -> Any:
             if isinstance(self.new, str):
@@ -209,7 +211,7 @@ class Change(NamedTuple):
 
 def find_change(
     fns: Iterable[Stepped], calls: Sequence[Observed], end: float = math.inf
-) -> Change | None:
+) -> StepChange | None:
     """Find a change that explains all calls, at best of one step without a number, until `end`."""
     first = min(calls, key=lambda x: x.got.size)
     right = first._replace(got=first.want)
@@ -238,21 +240,25 @@ def _places(fn: Stepped, seen: Observed) -> list[tuple[int, ...]]:
     return [*((i,) for i in reached.steps), *pairs]
 
 
-def _without_numbers(fn: Stepped, steps: tuple[int, ...], seen: Observed) -> Iterator[Change]:
+def _without_numbers(fn: Stepped, steps: tuple[int, ...], seen: Observed) -> Iterator[StepChange]:
     value, names = _value_of(fn, steps[0], seen)
     new = list[str | ast.expr](_templates_of(value))
     if len(steps) == 1:
         new = [*_list_other(fn.steps[steps[0]].node, value, names), *new]
-    yield from (y for x in new if (y := Change(fn, steps, x)).explains(seen))
+    yield from (y for x in new if (y := StepChange(fn, steps, x)).explains(seen))
 
 
-def _with_numbers(fn: Stepped, steps: tuple[int, ...], seen: Observed) -> Iterator[Change]:
+def _with_numbers(fn: Stepped, steps: tuple[int, ...], seen: Observed) -> Iterator[StepChange]:
     value, _ = _value_of(fn, steps[0], seen)
     for template, starts in _FITS.items() if _is_of(value, float) else ():
-        more = (_value(x, seen.sizes) for x in _list_names(seen.sizes) if len(starts) > _FEW)
-        number = _fit(partial(Change(fn, steps, template).compute, seen), [*starts, *more], seen)
+        more = (
+            _number(x, seen.sizes) for x in _list_names(seen.sizes) if len(starts) > _FEW_STARTS
+        )
+        number = _fit(
+            partial(StepChange(fn, steps, template).compute, seen), [*starts, *more], seen
+        )
         names = () if number is None else _names_of(number, seen.sizes)
-        yield from (Change(fn, steps, template, x) for x in names)
+        yield from (StepChange(fn, steps, template, x) for x in names)
 
 
 def _fit(run: Callable[[float], Any], starts: Iterable[float], seen: Observed) -> float | None:
@@ -283,30 +289,32 @@ def _square(x: Doubles) -> float:
 
 def _list_names(sizes: Iterable[str]) -> Iterator[str]:
     """List numbers that are made of sizes."""
-    yield from (x + y for x in sizes for y in ("", " ** 0.5", " ** -0.5", " ** -1"))
+    yield from (y for x in sizes for y in (x, f"{x} ** 0.5", f"1 / {x} ** 0.5", f"1 / {x}"))
 
 
 def _names_of(number: float, sizes: Mapping[str, int]) -> Iterator[str]:
     """List what a number may be: by the sizes of a call, or with as few digits as it may have."""
     for name in _list_names(sizes):
-        if math.isclose(_value(name, sizes), abs(number), rel_tol=1e-6):
-            yield "-" * (number < 0) + name
-    for digits in _DIGITS:
+        if math.isclose(_number(name, sizes), abs(number), rel_tol=1e-6):
+            yield f"-({name})" if number < 0 else name
+    for digits in _DIGITS_SHOWN:
         yield f"{number:.{digits}g}"
 
 
-def _value(number: str, sizes: Mapping[str, int]) -> float:
+def _number(number: str, sizes: Mapping[str, int]) -> float:
     return float(eval(number, {}, dict(sizes)))
 
 
 def _is_same(found: Any, seen: Observed) -> bool:
-    return found is not None and bool(np.all(np.abs(found - seen.got) <= _SAME * seen.allowed))
+    return found is not None and bool(
+        np.all(np.abs(found - seen.got) <= _SAME_RESULT * seen.allowed)
+    )
 
 
 def _value_of(fn: Stepped, step: int, seen: Observed) -> tuple[Any, Mapping[str, Any]]:
     """Return what a step is when it is first computed, and the names that it may read."""
     noted: list[tuple[Any, Mapping[str, Any]]] = []
-    here = _compiled(fn.steps[step].node)
+    here = _as_code(fn.steps[step].node)
 
     def note(_: int, space: Any, names: Any) -> Any:
         noted.append((eval(here, space, names), dict(names)))
@@ -323,7 +331,7 @@ def _templates_of(value: Any) -> tuple[str, ...]:
     if isinstance(value, float) and math.isinf(value):
         return _OF_LIMITS
     if _is_of(value, float):
-        return _OF_FLOATS if np.ndim(value) else _OF_NUMBERS
+        return _OF_FLOATS if np.ndim(value) else _OF_ONE_NUMBER
     return _OF_TRUTHS if _is_of(value, np.bool_) else _OF_INTEGERS if _is_of(value, int) else ()
 
 
@@ -336,11 +344,11 @@ def _list_other(node: ast.expr, value: Any, names: Mapping[str, Any]) -> Iterato
             yield from (ast.Compare(node.left, [x()], node.comparators) for x in _others(op))
         case ast.Name(id=name):
             for x, y in names.items():
-                if x != name and type(y) is type(value) and x not in _MODULES:
+                if x != name and type(y) is type(value) and x not in _LIBRARIES:
                     yield ast.Name(x, ast.Load())
         case ast.Call(func=func, args=[first, *rest]):
             yield first
-            for axis in _AXES[1:] if isinstance(func, ast.Name) else ():
+            for axis in _LAST_AXES[1:] if isinstance(func, ast.Name) else ():
                 turned = _put(_parsed(f"x_.swapaxes(-1, {axis})"), _VALUE, first)
                 call = ast.Call(func, [turned, *rest], node.keywords)
                 yield _put(_parsed(f"x_.swapaxes(-1, {axis})"), _VALUE, call)
@@ -348,14 +356,14 @@ def _list_other(node: ast.expr, value: Any, names: Mapping[str, Any]) -> Iterato
                 yield from (ast.BinOp(first, x(), rest[0]) for x in (ast.Add, ast.Mult))
                 yield ast.Call(func, [rest[0], first, *rest[1:]], node.keywords)
             if isinstance(func, ast.Attribute):
-                for alike in _ALIKE:
+                for alike in _SIBLINGS:
                     for other in {*alike} - {func.attr} if func.attr in alike else ():
                         other_func = ast.Attribute(func.value, other, ast.Load())
                         yield ast.Call(other_func, node.args, node.keywords)
 
 
 def _others(operator: Any) -> Iterator[type[Any]]:
-    for alike in _OPERATORS:
+    for alike in _LIKE_OPERATORS:
         if isinstance(operator, alike[:1] if len(alike) < 4 else alike):
             yield from (x for x in alike if not isinstance(operator, x))
     if isinstance(operator, ast.Sub | ast.Div | ast.BitOr):
@@ -371,9 +379,9 @@ def _is_of(value: Any, kind: Any) -> bool:
     )
 
 
-def _put(tree: T, old: ast.expr | str, new: ast.expr) -> T:
+def _put(tree: _Tree, old: ast.expr | str, new: ast.expr) -> _Tree:
     """Put an expression in the place of a node of a tree, or of a name."""
-    return cast(T, _Put(old, new).visit(copy.deepcopy(tree)))
+    return cast(_Tree, _Put(old, new).visit(copy.deepcopy(tree)))
 
 
 class _Put(ast.NodeTransformer):
@@ -384,11 +392,13 @@ class _Put(ast.NodeTransformer):
         if isinstance(self.old, str):
             is_it = isinstance(node, ast.Name) and node.id == self.old
         else:
-            is_it = type(node) is type(self.old) and _place(node) == _place(self.old)
+            is_it = type(node) is type(self.old) and _place_of_node(node) == _place_of_node(
+                self.old
+            )
         return self.new if is_it else super().generic_visit(node)
 
 
-def _place(node: ast.AST) -> tuple[Any, ...]:
+def _place_of_node(node: ast.AST) -> tuple[Any, ...]:
     return tuple(getattr(node, x, None) for x in node._attributes)
 
 
@@ -398,7 +408,7 @@ def _parsed(template: str) -> ast.expr:
 
 
 @lru_cache(2**12)
-def _compiled(node: ast.expr) -> CodeType:
+def _as_code(node: ast.expr) -> CodeType:
     return compile(ast.fix_missing_locations(ast.Expression(copy.deepcopy(node))), "<step>", "eval")
 
 
@@ -414,9 +424,9 @@ def _equations() -> frozenset[str]:
 
 
 @cache
-def _stepped(edited: Stepped) -> tuple[dict[str, Any], Sequence[Step]]:
+def _stepped(edited: Stepped) -> tuple[dict[str, Any], Sequence[StepOfText]]:
     """Run the text with all its steps; steps of the formula come before those of its parts."""
-    texts, steps = dict(text(edited.over)), list[Step]()
+    texts, steps = dict(text(edited.over)), list[StepOfText]()
     plain = text() if edited.over else {}
     for name in [x for x in texts if x in _equations() and texts[x] != plain.get(x)]:
         tree = ast.parse(texts[name])
@@ -425,14 +435,14 @@ def _stepped(edited: Stepped) -> tuple[dict[str, Any], Sequence[Step]]:
                 function.body = [_Doubled(name, steps).visit(x) for x in function.body]
         texts[name] = ast.unparse(ast.fix_missing_locations(tree))
     space = run(texts)
-    space[_CHOSEN] = _NONE
+    space[_CHOSEN] = _NO_STEP
     return space, steps
 
 
 class _Doubled(ast.NodeTransformer):
     """Make each step a choice of two."""
 
-    def __init__(self, function: str, steps: list[Step]) -> None:
+    def __init__(self, function: str, steps: list[StepOfText]) -> None:
         self.function, self.steps = function, steps
         self.statement: ast.stmt = ast.Pass()
 
@@ -454,7 +464,7 @@ class _Doubled(ast.NodeTransformer):
         if isinstance(node, ast.Constant) and isinstance(node.value, bool):
             return node
         which = len(self.steps)
-        self.steps.append(Step(self.function, self.statement, copy.deepcopy(node)))
+        self.steps.append(StepOfText(self.function, self.statement, copy.deepcopy(node)))
         if isinstance(node, ast.Call):
             node.args, node.keywords = (
                 [self.visit(y) for y in x] for x in (node.args, node.keywords)
