@@ -48,6 +48,7 @@ from .wrong_rows import (
     POWER,
     Sample,
     Sampled,
+    are_systematic,
     are_zero,
     compare_outputs,
     differ,
@@ -244,7 +245,7 @@ class Trials:
                 return Explained(alternative, share=0.0, likeness=0.0, holds=False)
             sample, outs = self.sample._replace(heads=heads), [results[x].out for x in at]
             given = [self.given[x].out for x in at]
-            one = Explained(alternative, *compare_outputs(sample, outs, given, empty)[:-1], False)
+            one = Explained(alternative, *compare_outputs(sample, outs, given, empty)[:5], False)
             if one.share <= EXPLAINED_BY_WRONG and one.likeness < _LIKE:
                 break  # whatever else it says of right rows
         return one
@@ -444,7 +445,10 @@ class Trials:
             )
             square = np.mean(z * z) - 4 * math.sqrt(2 / z.size) if z.size else math.inf
             if square < _HELD_SQUARE and np.max(np.abs(z)) < _LARGEST:
-                return one._replace(holds=True)
+                some = [x for x in (self.sample.heads if one.everywhere else left) if len(x.got)]
+                rest = [self._divide(x, one.alternative, profile, dtype) for x in some]
+                outs = [one.alternative.result(x.rows).out for x in some]
+                return one._replace(holds=not are_systematic(rest, outs))
         return one
 
     def keep_apart(self, holding: Sequence[Explained]) -> list[Explained]:
@@ -539,7 +543,7 @@ class Trials:
                 found.append(Explained(given._replace(text=text), square))
                 break
         found.sort(key=lambda x: abs(math.log(x.square)))
-        if not found:
+        if not found or are_systematic(self.errors, [x.out for x in self.given]):
             return []
         words = " or ".join(x.alternative.text for x in found[:3])
         text = f"precision is lost: {words}, or other numbers are rounded as coarsely"
