@@ -79,7 +79,7 @@ _MOST_PART = 0.9  # the same where what does not hold is named
 _LIKE = 0.8  # of what an alternative changes, at least, that is in the error
 _MUCH_FARTHER = 16.0  # the mean square of z, where both are small, of what is not as near
 _JOINED = 3  # alternatives, at most, named together
-_FIRST_ROWS = 8  # wrong rows by which alternatives are left out
+_FIRST_ROWS, _NEARER = 8, 0.9  # wrong rows by which alternatives are left out; of their squares
 _EMPTY = 0.125  # of wrong rows, at most, that see no key by an alternative
 _TOO_SMALL = 0.04  # mean square of z of a profile that does not say what is rounded
 _FAR_FROM_RIGHT = 0.5  # of the size of a row: errors that rounding may make of few rows
@@ -185,13 +185,13 @@ class Trials:
         self.given_first = [x.out[some] for x in self.given[at : at + 1]]
 
     def find_better(self, outs: Iterable[Doubles]) -> list[int]:
-        """Find the results for some wrong rows of a head that are not surely farther from them."""
+        """Find the results for some wrong rows of a head that are nearer, or may be, to them."""
         (x,), (own,), found = self.first, self.given_first, np.stack([*outs])
         size = self.sample.unit * np.maximum(row_sizes(own), row_sizes(found))
         errors = differ(x.got, own), differ(x.got, found), differ(found, own)
         before, after, moved = (np.sum(np.square(divide(y, size)), (-2, -1)) for y in errors)
         # One that changes these rows too little to be told by them may still explain others.
-        return np.flatnonzero((moved < POWER) | ~(after > before)).tolist()
+        return np.flatnonzero((moved < POWER) | ~(after > _NEARER * before)).tolist()
 
     def explain_all(self, alternatives: Iterable[Alternative]) -> Iterator[Explained]:
         """Say what each of the alternatives explains that may explain something."""
@@ -321,10 +321,11 @@ class Trials:
         lists += [sums.list_moved_tiles(problem, every, unit)]
         lists += [intervals.list_spans(problem, every, unit), list_smoothed(problem)]
         lists.append(self.take_nearest(exponentials.list_rounded_by_tiles(problem)))
+        if not any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):
+            return lists  # any may hold
         lists.append(sums.list_scoped(problem, list_alternatives(problem), few, unit))
-        if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
-            rows = known_rows(self.posed) if self.posed.kind in ("scores", "map") else ()
-            lists.append(filter(self.changes, list_edited(self.posed, rows)))
+        rows = known_rows(self.posed) if self.posed.kind in ("scores", "map") else ()
+        lists.append(filter(self.changes, list_edited(self.posed, rows)))
         lists += [x(problem, every, unit) for x in _OF_ALL_ROWS]
         lists += [x(problem, every, unit, self.about[1]) for x in _ROW_BY_ROW]
         return [*lists, classes.list_merged_more(problem, every, self.about[1])]

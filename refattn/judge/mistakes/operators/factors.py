@@ -22,7 +22,7 @@ from .sums import describe_keys
 
 _FACTOR_HEADS, _MOST_TERMS = 4, 2**20  # that are looked at; terms of keys, that are kept
 _MOST_FACTORS, _FACTOR_PERIODS = 64, (2, 3, 4, 8)
-_FACTOR_TURNS, _MOST_FACTOR, _LARGEST_LEFT = 12, 1e3, 1e100
+_FACTOR_TURNS, _MOST_FACTOR, _LARGEST_LEFT = (3, 9), 1e3, 1e100
 _LEFT_AT_FIRST = 0.5, 0.9  # of the square of errors by derivatives: as they are, of scores
 _LEFT_BY_FACTORS, _LEFT_AT_LEAST = 4.0, 0.25  # mean square of z, at most; as if it were so much
 _FEW_FACTORED, _LEFT_BY_KEY = 8, 0.95  # keys, at most; of squares, by each
@@ -81,22 +81,22 @@ def list_factored_keys(
     j = np.arange(m)
     groups = [j // x for x in TILE_SIZES if x < m <= x * _MOST_FACTORS]
     groups += [j % x for x in _FACTOR_PERIODS if x < m]
-    found, plain = list[_FactoredKeys](), math.inf
+    found = list[_FactoredKeys]()
     error = np.concatenate([_errors_left(x, "values", np.ones(m)).ravel() for x in rows])
+    whole = np.concatenate([(x.got / x.size).ravel() for x in rows]) - error
+    rest = error - float(whole @ error) / max(float(whole @ whole), 1e-300) * whole
+    # As plain: no factor, or one of the output.
+    plain = min(_cost(float(x @ x), len(x), y) for y, x in enumerate((error, rest)))
     # Of groups which are others is chosen, of keys one after another the edges.
     chosen = [2 * math.log(m), *((np.max(x) + 1) * math.log(2) for x in groups)]
     for way in ways:
-        terms = _stack_terms(rows, way, np.ones(m))
+        terms, most = _stack_terms(rows, way, np.ones(m)), _LEFT_AT_FIRST[_FACTORED[way][1]]
         sums = np.pad(np.cumsum(terms, -1), ((0, 0), (1, 0)))
         span = np.where(_find_factored_span(sums, error), 0, -1)
-        if way == "values":  # as plain: no factor, or one of the output
-            whole = sums[:, -1]
-            rest = error - float(whole @ error) / max(float(whole @ whole), 1e-300) * whole
-            plain = min(_cost(float(x @ x), len(x), y) for y, x in enumerate((error, rest)))
         for group, cost in zip([span, *groups], chosen, strict=True):
             columns = terms @ _mark_groups(group)
-            rest = error - columns @ np.linalg.lstsq(columns, error, rcond=None)[0]
-            if rest @ rest < _LEFT_AT_FIRST[_FACTORED[way][1]] * (error @ error):
+            left = error - columns @ np.linalg.lstsq(columns, error, rcond=None)[0]
+            if left @ left < max(most * (rest @ rest), _LEFT_BY_FACTORS * len(left)):
                 found += _fit_factors_of(rows, way, group, cost)
         # Weights of few keys are counts, which are found elsewhere, of hidden keys as well.
         if way != "weights" and (few := _find_factored_keys(rows, way, m)).any():
@@ -198,10 +198,12 @@ def _fit_factors_of(
         return -_stack_terms(rows, way, spread(times)) @ of_group
 
     least = 0.0 if way == "weights" else -_MOST_FACTOR
-    fit = optimize.least_squares(
-        leave, np.ones(count), derive, (least, _MOST_FACTOR), max_nfev=_FACTOR_TURNS
-    )
-    times, left = fit.x, float(np.mean(np.square(fit.fun)))
+    times, left = np.ones(count), float(np.mean(np.square(leave(np.ones(count)))))
+    for turns in _FACTOR_TURNS:  # of which the first must help
+        fit = optimize.least_squares(leave, times, derive, (least, _MOST_FACTOR), max_nfev=turns)
+        before, times, left = left, fit.x, float(np.mean(np.square(fit.fun)))
+        if left > max(_LEFT_BY_FACTORS, before / 2):
+            return
     if left > _LEFT_BY_FACTORS:
         return
     normal = fit.jac.T @ fit.jac
