@@ -1,5 +1,7 @@
 """A key of each wrong row, another in each, that is lost, counted twice, seen or exchanged."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -94,6 +96,35 @@ def measured(wrong):
     return in_rows(lambda given, at, _: wrong(given)[at])
 
 
+def with_lse():
+    given = made()
+    out, lse = attend(given["q"] / D**0.5, given["k"], given["v"], mask=given["mask"])
+    return given, out, lse
+
+
+def rows_of_0(rows, has_lse):
+    """These are not named by what is linear in the output, and of any size there."""
+    given, out, lse = with_lse()
+    out[1, rows] = 0.0
+    return given | {"out": BF16(out), "lse": lse if has_lse else None}
+
+
+def lse_off():
+    given, out, lse = with_lse()
+    lse[1, 17] += 0.002
+    return given | {"out": BF16(out), "lse": lse}
+
+
+def sums_off(factor, rows):
+    """No precision is lost where log normalisers say by how much outputs are off."""
+    rng = np.random.default_rng(4)
+    q, k, v = (BF16(rng.standard_normal((2, 64, 32))) for _ in range(3))
+    out, lse = of_heads("flash", q, k, v, "bfloat16")
+    out[1, rows] = BF16(out[1, rows] / factor)
+    lse[1, rows] += np.log(factor)
+    return {"q": q, "k": k, "v": v, "out": out, "lse": lse.astype(np.float32)}
+
+
 EACH = "each wrong row: key 7 in query 5, key 60 in query 40"
 CASES = {
     "lost": (lambda: of_way("lost"), f"a key is left out of {EACH}"),
@@ -121,10 +152,17 @@ CASES = {
         "agrees if in head 0, query 5 holds the numbers of query 40 of head 1"),
     "columns of a row": (lambda: copied(slice(8, 16)),
         "agrees if in head 0, columns 8 to 15 of query 5 hold the numbers of query 40 of head 1"),
+    "lse": (lse_off, "agrees if lse is too large by 0.002, but only in head 1, query 17$"),
+    **{f"sum times {x} in {len(rows)}": (partial(sums_off, x, rows), "agrees if sums of weights "
+        f"are {x} times what they should be, in out and in lse$")
+        for x in (0.9, 1.3) for rows in ([17], [17, 30, 44])},
+    **{f"{len(rows)} rows of 0{', lse' * x}": (partial(rows_of_0, rows, x), "all numbers are 0")
+        for x in (True, False) for rows in ([17], [3, 40], [3, 9, 17, 20, 40])},
     "values": (of_values,
         "values of key 33 of head 0 are other numbers in column 5: column 5 of key 33"),
 }  # fmt: skip
-test_what_is_wrong_in_few_rows = named(CASES, ("lost", "alone", "factor", "one key of all"))
+test_what_is_wrong_in_few_rows = named(CASES, ("lost", "alone", "factor", "one key of all", "lse",
+    "1 rows of 0", "2 rows of 0", "1 rows of 0, lse", "sum times 0.9 in 1"))  # fmt: skip
 
 
 def test_the_wrong_rows_are_known():
@@ -171,18 +209,6 @@ def test_columns_of_few_rows():
     assert found.place.endswith("keys 30 to 32, columns 0 to 3")
 
 
-@pytest.mark.parametrize("rows", [[17], [3, 40], [3, 9, 17, 20, 40]], ids=len)
-@pytest.mark.parametrize("has_lse", [True, False])
-def test_rows_of_0_are_named_as_they_are(rows, has_lse):
-    """Not by what is linear in the output, and of any size there."""
-    given = made()
-    out, lse = attend(given["q"] / D**0.5, given["k"], given["v"], mask=given["mask"])
-    out[1, rows] = 0.0
-    given["out"] = BF16(out)
-    found = verify(**given, lse=lse if has_lse else None, dtype="bfloat16")
-    assert "all numbers are 0" in found.suspects[0].text
-
-
 @pytest.mark.long("64")
 @pytest.mark.parametrize("d_v", [16, 64])
 def test_rows_of_anything_have_no_cause(d_v):
@@ -194,15 +220,6 @@ def test_rows_of_anything_have_no_cause(d_v):
         found = verify(**given, out=BF16(out), dtype="bfloat16")
         assert [at for at, _ in found.rows] == [(0, 5)]
         assert not found.suspects
-
-
-def test_one_log_normaliser_that_is_off():
-    given = made()
-    out, lse = attend(given["q"] / D**0.5, given["k"], given["v"], mask=given["mask"])
-    lse[1, 17] += 0.002
-    found = verify(**given, out=BF16(out), lse=lse, dtype="bfloat16")
-    text = "agrees if lse is too large by 0.002, but only in head 1, query 17"
-    assert (found.rows[0][0], found.suspects[0].text) == ((1, 17), text)
 
 
 def test_a_row_beside_one_of_nan():
@@ -276,20 +293,6 @@ def test_one_number_tells_no_cause(kind, dtype):
     out[1, 20] = to(1.37 * out[1, 20] if kind == "factor" else rng.normal(size=1))
     found = verify(q=q, k=k, v=v, out=out, dtype=dtype)
     assert (found.verdict, found.suspects) == ("FAIL", [])
-
-
-@pytest.mark.parametrize("rows", [[17], [17, 30, 44]])
-@pytest.mark.parametrize("factor", [0.9, 1.3])
-def test_sums_of_weights_that_are_wrong_in_both_results(factor, rows):
-    """No precision is lost where log normalisers say by how much outputs are off."""
-    rng = np.random.default_rng(4)
-    q, k, v = (BF16(rng.standard_normal((2, 64, 32))) for _ in range(3))
-    out, lse = of_heads("flash", q, k, v, "bfloat16")
-    out[1, rows] = BF16(out[1, rows] / factor)
-    lse[1, rows] += np.log(factor)
-    found = verify(q=q, k=k, v=v, out=out, lse=lse.astype(np.float32), dtype="bfloat16")
-    text = f"agrees if sums of weights are {factor} times what they should be, in out and in lse"
-    assert found.suspects[0].text == text
 
 
 J = np.arange(M)
