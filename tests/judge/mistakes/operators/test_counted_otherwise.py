@@ -12,6 +12,7 @@ from tests.judge.mistakes.causes.kernels import (
     fused,
     hide,
     named,
+    posing,
     scores,
 )
 
@@ -22,8 +23,7 @@ CAUSAL = ahead(N, N) <= 0
 PAIRS = np.arange(2)
 
 
-def given(s, v=V, **more):
-    return {"q": Q, "k": K, "v": V, "out": fused(s, v)[0], "dtype": "bfloat16"} | more
+given, attention = posing(Q, K, V)
 
 
 def merged(weigh, number):
@@ -32,7 +32,7 @@ def merged(weigh, number):
     for x in range(np.max(of) + 1):
         out, lse = fused(S[..., of == x], V[:, of == x])
         each.append((out, weigh(lse, np.max(S[..., of == x], -1))[..., None]))
-    return given(S, out=BF16(sum(w * x for x, w in each) / sum(w for _, w in each)))
+    return given(sum(w * x for x, w in each) / sum(w for _, w in each))
 
 
 def paged(read, n=4, lengths=(60, 37), size=4, causal=True, turned=False):
@@ -88,13 +88,14 @@ FORWARD = {
         lambda: merged(lambda lse, top: np.exp(lse) * (1.2 + np.sin(9 * lse)), J // 32),
         "tiles of 32 keys are added with other weights, in each row "),
     "part of a tile without scale": (
-        lambda: given(np.where(J % 16 >= 8, 4 * S, S)),
+        lambda: attention(np.where(J % 16 >= 8, 4 * S, S)),
         "the scale is 1, but only for keys 8 to 15 of each 16"),
     "part of tiles masked late": (
-        lambda: given(hide(S, np.where(J // 16 % 3 == 1, J - 31, J) <= ROW), causal=True),
+        lambda: attention(hide(S, np.where(J // 16 % 3 == 1, J - 31, J) <= ROW), causal=True),
         "query i sees keys up to i + 31, but only for keys 16 to 31, 64 to 79"),
     "bias of distances": (
-        lambda: given(S + np.random.default_rng(94).standard_normal((2, 2 * N))[:, J - ROW + N]),
+        lambda: attention(
+            S + np.random.default_rng(94).standard_normal((2, 2 * N))[:, J - ROW + N]),
         "a bias by (i - j) is added to the scores, "),
     "numbers of pages": (lambda: paged(lambda t, j, _: t[j // 16] % 8 * 16 + j % 16, size=16),
         "numbers of blocks are taken modulo 8"),
@@ -132,7 +133,7 @@ def test_what_overflows(lost):
         (top > 130, True),
         (top[:, ::-1] > 130, False),
     ):
-        x = given(60 * S, scale=15.0, out=np.where(here, lost, fused(60 * S, V)[0]))
+        x = given(np.where(here, lost, fused(60 * S, V)[0]), scale=15.0, dtype="bfloat16")
         text = verify(**x).suspects[0].text
         assert ("they are all rows in which the largest score is above 129" in text) == told
 
