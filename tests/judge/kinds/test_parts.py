@@ -43,6 +43,9 @@ def chunks(skip=None, keys=KEYS, q=Q, k=K, v=V, to=bf16):
     return (np.stack(x) for x in zip(*found, strict=True))
 
 
+OUT, LSE = chunks()
+
+
 def combine(out, lse, base=1.0, to=bf16):
     """Weigh chunks by their log normalisers, as the second kernel of flash decoding does."""
     weight = np.exp(f32(base) * (lse - lse.max(0)))
@@ -59,8 +62,7 @@ NAMES = ("out", "part 0", "part 1", "part 2", "part 3", "merge")
 
 
 def test_right_parts_and_their_merge_pass():
-    part_out, part_lse = chunks()
-    found, words = judged(combine(part_out, part_lse), part_out, part_lse)
+    found, words = judged(combine(OUT, LSE), OUT, LSE)
     assert words == dict.fromkeys(NAMES, "PASS"), str(found)
     assert found.parts["part 1"].remarks == ["the part has no key"]
 
@@ -94,8 +96,7 @@ def test_parts_in_float32():
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(("base", "factor"), [(np.log(2), "0.693"), (np.log2(np.e), "1.44")])
 def test_wrong_merges_are_named(base, factor):
-    part_out, part_lse = chunks()
-    found, words = judged(combine(part_out, part_lse, base), part_out, part_lse)
+    found, words = judged(combine(OUT, LSE, base), OUT, LSE)
     assert {x for x, y in words.items() if y == "FAIL"} == {"out", "merge"}
     cause = f"lse of the parts is multiplied by {factor}"
     assert cause in found.parts["merge"].suspects[0].text
@@ -177,14 +178,13 @@ def judge_merge(out, part_out, part_lse, profile=None):
 @pytest.fixture(scope="module")
 def merges():
     """Known mistakes of the merge, by their texts."""
-    part_out, part_lse = chunks()
-    problem = posed(part_out[0], part_out, part_lse)["merge"].problem
+    problem = posed(OUT[0], OUT, LSE)["merge"].problem
     return {x.text: x for x in list_merges(problem)}
 
 
 @pytest.mark.parametrize("text", WRONG_MERGES)
 def test_known_mistakes_of_the_merge(text, merges):
-    out, lse = (x.astype(float) for x in chunks())
+    out, lse = OUT.astype(float), LSE.astype(float)
     every = np.arange(64)
     found = merges[text].result(Rows((0,), every, np.arange(4 * 64))).out
     assert np.allclose(found, WRONG_MERGES[text](out, lse)[0], rtol=1e-12, atol=1e-12)
@@ -192,22 +192,20 @@ def test_known_mistakes_of_the_merge(text, merges):
 
 def test_parts_in_16_bits_are_judged_by_their_merge():
     """A kernel that rounds its parts has not the errors of one that does not."""
-    part_out, part_lse = chunks()
-    rounded = bf16(part_out)
-    out = combine(rounded, part_lse)
-    assert [*posed(out, rounded, part_lse)] == [*NAMES[1:]]
-    assert [*posed(out, part_out, bf16(part_lse))] == [*NAMES[1:]]
-    assert judge_merge(out, rounded, part_lse).verdict == "PASS"
+    rounded = bf16(OUT)
+    out = combine(rounded, LSE)
+    assert [*posed(out, rounded, LSE)] == [*NAMES[1:]]
+    assert [*posed(out, OUT, bf16(LSE))] == [*NAMES[1:]]
+    assert judge_merge(out, rounded, LSE).verdict == "PASS"
     wrong = np.where(np.arange(64)[:, None] == 63, np.roll(out, 1, -2), out)
-    found = judge_merge(wrong, rounded, part_lse)
+    found = judge_merge(wrong, rounded, LSE)
     assert (found.verdict, [x for x, _ in found.rows]) == ("FAIL", [(0, 63)])
 
 
 def test_a_merge_that_rounds_its_scores_is_wrong():
-    part_out, part_lse = chunks()
-    out = combine(part_out, bf16(part_lse))
-    assert judge_merge(out, part_out, part_lse).verdict == "FAIL"
-    assert judge_merge(out, part_out, part_lse, "eager").verdict != "FAIL"
+    out = combine(OUT, bf16(LSE))
+    assert judge_merge(out, OUT, LSE).verdict == "FAIL"
+    assert judge_merge(out, OUT, LSE, "eager").verdict != "FAIL"
 
 
 def test_a_wrong_part_under_a_right_merge():
@@ -218,20 +216,18 @@ def test_a_wrong_part_under_a_right_merge():
 
 def test_an_empty_part_with_a_weight():
     """Its log normaliser is 0, so that it counts like a key of score 0."""
-    part_out, part_lse = chunks()
-    part_lse[1] = 0
-    _, words = judged(combine(part_out, part_lse), part_out, part_lse, explain=False)
+    lse = replaced(LSE, 1, 0)
+    _, words = judged(combine(OUT, lse), OUT, lse, explain=False)
     assert words["part 1"] == "FAIL"
     assert words["merge"] == "PASS"
 
 
 def test_parts_in_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    part_out, part_lse = chunks()
-    part_out = bf16(part_out)
-    arrays = {"q": Q, "k": K, "v": V, "out": combine(part_out, part_lse)}
+    part_out = bf16(OUT)
+    arrays = {"q": Q, "k": K, "v": V, "out": combine(part_out, LSE)}
     arrays = {x: y.astype(f32) for x, y in arrays.items()}
-    np.savez("parts.npz", **arrays, part_out=part_out, part_lse=part_lse, part_keys=KEYS)
+    np.savez("parts.npz", **arrays, part_out=part_out, part_lse=LSE, part_keys=KEYS)
     line = ("verify", "parts.npz", "--dtype", "bfloat16", "--no-cause", "--format", "json")
     result = running.run(*line)
     assert result.exit_code == 0, result.output
