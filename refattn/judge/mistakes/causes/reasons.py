@@ -169,7 +169,9 @@ def _explain_scores(
         fits = []
     if fits and not sample.wrong.any():  # a coarse rounding would show in single rows
         found = [x for x in found if not rounds_weights(x.text)]
+    # What is added to the sum was fitted exactly as well, as scales were.
     suspects = order_suspects(found, fits)
+    suspects = [x for x in suspects if x.name != "sink" or math.isfinite(x.error)]
     cut = [x for x in fits if x.name.startswith("truncated") and abs(x.estimate - 1) < _AS_CUT]
     if cut and verdict.z.rms**2 * (1 - cut[0].explained) < _SMALL_REST:
         suspects = [*cut, *(x for x in suspects if x not in cut)]
@@ -479,16 +481,15 @@ def _leaves_roundings(
 
 
 def _drop_said_better(fits: Sequence[Suspect]) -> list[Suspect]:
-    """Drop all fits if one is a factor of 0, and those whose derivative leaves too much.
+    """Drop all fits if one is a factor of 0, and scales whose derivative leaves too much.
 
-    Numbers that are 0 have any size along other defects, too. Such a scale, or number that is added
-    to the sum, was fitted exactly as well, and is none if that does not hold.
+    Numbers that are 0 have any size along other defects, too. Such a scale was fitted exactly as
+    well, and is none if that does not hold.
     """
     factors = (x for x in fits if x.name == "factor")
     if any(abs(1 + x.estimate) < _SURE_ERRORS * x.error for x in factors):
         return []
-    exactly = "scale", "sink"
-    return [x for x in fits if not x.name.startswith(exactly) or math.isfinite(x.error)]
+    return [x for x in fits if not x.name.startswith("scale") or math.isfinite(x.error)]
 
 
 def _may_be(x: Suspect) -> bool:
