@@ -18,6 +18,7 @@ from ..causes.slips import TILE_SIZES, attend_by, score_all
 from ..causes.wrong_rows import Sampled, finite, row_sizes, thin
 from .classes import KeyClass
 from .intervals import Edges, choose_edges
+from .seen_keys import describe_counts
 from .sums import describe_keys
 
 _FACTOR_HEADS, _MOST_TERMS = 4, 2**20  # that are looked at; terms of keys, that are kept
@@ -232,7 +233,9 @@ def _describe_factors(found: _FactoredKeys) -> str:
     """Say which keys have which factor, of many the first."""
     keys = np.flatnonzero(found.changed)
     if math.isfinite(found.error):
-        c = found.of_keys[keys[0]]
+        c = float(found.of_keys[keys[0]])
+        if found.way == "weights" and abs(c - round(c)) < _SURE_FACTOR * found.error:
+            return describe_counts(dict.fromkeys(keys.tolist(), float(round(c))))
         digits = max(1, math.floor(-math.log10(_SURE_FACTOR * max(found.error, 1e-9))))
         size = f"{c:.{digits}f}".rstrip("0").rstrip(".")
         return f"{found.way} of {describe_keys(found.changed)} are {size} times what they should be"
