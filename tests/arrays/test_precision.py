@@ -171,15 +171,8 @@ ON_HOST = {  # by NumPy
 }
 ELSEWHERE = {*ON_HOST, *refattn.__all__} - {"attend", "merge"}  # attention is above
 MODULES = (
-    adapt,
-    attention,
-    diagnostics,
-    features,
-    kernels,
-    key_sampling,
-    moments,
-    packed,
-    sampling,
+    *(adapt, attention, diagnostics, features, kernels),
+    *(key_sampling, moments, packed, sampling),
 )
 OTHERS = {
     f"{module.__name__.rpartition('.')[2]}.{x}": getattr(module, x)

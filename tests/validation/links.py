@@ -9,16 +9,8 @@ from urllib.parse import unquote, urlsplit
 from tests.pages import Page
 
 _LOADED = {
-    "script",
-    "img",
-    "link",
-    "iframe",
-    "source",
-    "video",
-    "audio",
-    "object",
-    "embed",
-    "image",
+    *("script", "img", "link", "iframe", "source"),
+    *("video", "audio", "object", "embed", "image"),
 }
 _OUTSIDE = {"http", "https", "mailto"}  # where a link may lead
 

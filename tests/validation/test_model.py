@@ -346,17 +346,8 @@ def test_the_example_of_an_own_function_prints_what_is_shown(tmp_path):
 def test_the_command(tmp_path, monkeypatch):
     topics = minilm.texts()
     monkeypatch.setattr(minilm, "texts", lambda: [topics[0], topics[1]])
-    options = [
-        "model",
-        "--estimators",
-        "rfa-iid",
-        "--features",
-        "2",
-        "--layers",
-        "5,all",
-        "--texts",
-        "2",
-    ]
+    options = ["model", "--estimators", "rfa-iid", "--features", "2"]
+    options += ["--layers", "5,all", "--texts", "2"]
     words = [*options, "--draws", "1", "--out", str(tmp_path)]
     result = CliRunner().invoke(studies.main, words)
     assert result.exit_code == 0, result.output

@@ -21,8 +21,7 @@ f32 = np.float32
 KEYS = np.array([0, 24, 24, 50, 64])  # part 1 is empty
 
 
-def inputs():
-    return [bf16(x[0, :1, :64]) for x in refattn.load_sample()]
+Q, K, V = (bf16(x[0, :1, :64]) for x in refattn.load_sample())
 
 
 def decode_chunk(q, k, v, to=bf16):
@@ -35,14 +34,16 @@ def decode_chunk(q, k, v, to=bf16):
     return to(p).astype(f32) @ v.astype(f32) / total, (s.max(-1) + np.log(total)[..., 0])
 
 
-def chunks(skip=None):
+def chunks(skip=None, keys=KEYS, q=Q, k=K, v=V, to=bf16):
     """Outputs and log normalisers of chunks; one may be that of the keys of the chunk before."""
-    q, k, v = inputs()
-    spans = [slice(*x) for x in pairwise(KEYS)]
+    spans = [slice(*x) for x in pairwise(keys)]
     if skip is not None:
         spans[skip] = spans[0]
-    found = [decode_chunk(q, k[:, x], v[:, x]) for x in spans]
-    return np.stack([x for x, _ in found]), np.stack([x for _, x in found])
+    found = [decode_chunk(q, k[:, x], v[:, x], to) for x in spans]
+    return (np.stack(x) for x in zip(*found, strict=True))
+
+
+OUT, LSE = chunks()
 
 
 def combine(out, lse, base=1.0, to=bf16):
@@ -52,9 +53,8 @@ def combine(out, lse, base=1.0, to=bf16):
 
 
 def judged(out, part_out, part_lse, **more):
-    q, k, v = inputs()
-    given = {"q": q, "k": k, "v": v, "out": out, "dtype": "bfloat16", "part_keys": KEYS}
-    found = refattn.verify(**given, part_out=part_out, part_lse=part_lse, **more)
+    given = {"q": Q, "k": K, "v": V, "dtype": "bfloat16", "part_keys": np.array(KEYS)} | more
+    found = refattn.verify(out=out, part_out=part_out, part_lse=part_lse, **given)
     return found, {x: y.verdict for x, y in found.parts.items()}
 
 
@@ -62,8 +62,7 @@ NAMES = ("out", "part 0", "part 1", "part 2", "part 3", "merge")
 
 
 def test_right_parts_and_their_merge_pass():
-    part_out, part_lse = chunks()
-    found, words = judged(combine(part_out, part_lse), part_out, part_lse)
+    found, words = judged(combine(OUT, LSE), OUT, LSE)
     assert words == dict.fromkeys(NAMES, "PASS"), str(found)
     assert found.parts["part 1"].remarks == ["the part has no key"]
 
@@ -71,42 +70,33 @@ def test_right_parts_and_their_merge_pass():
 @pytest.mark.parametrize("keys", [[0, 63, 64], [0, 64]], ids=["of one key", "alone"])
 def test_parts_with_nothing_to_weigh(keys):
     """One key has weight 1, and one part: any mean of its value is right."""
-    q, k, v = inputs()
-    found = [decode_chunk(q, k[:, a:b], v[:, a:b]) for a, b in pairwise(keys)]
-    part_out, part_lse = (np.stack(x) for x in zip(*found, strict=True))
-    arrays = {"q": q, "k": k, "v": v, "part_out": bf16(part_out), "part_lse": part_lse}
-    given = {"part_keys": np.array(keys), "dtype": "bfloat16", "explain": False}
-    found = refattn.verify(**arrays, **given, out=combine(bf16(part_out), part_lse))
+    out, lse = chunks(keys=keys)
+    more = {"part_keys": np.array(keys), "explain": False}
+    found, _ = judged(combine(bf16(out), lse), bf16(out), lse, **more)
     last = [*found.parts.values()][-1 if len(keys) == 2 else 1]
     assert (found.verdict, last.remarks) == ("PASS", ["no query sees more than one key"])
 
 
 def test_parts_of_equal_scores_tell_nothing():
     """Two keys of one weight: what a scale does is not seen."""
-    q, k, v = inputs()
-    chunks = [decode_chunk(0 * q, k[:, a:b], v[:, a:b]) for a, b in ((0, 62), (62, 64))]
-    part_out, part_lse = (np.stack(x) for x in zip(*chunks, strict=True))
-    arrays = {"q": 0 * q, "k": k, "v": v, "part_out": bf16(part_out), "part_lse": part_lse}
-    given = {"part_keys": np.array([0, 62, 64]), "dtype": "bfloat16", "explain": False}
-    found = refattn.verify(**arrays, **given, out=combine(bf16(part_out), part_lse))
+    keys = np.array([0, 62, 64])
+    out, lse = chunks(keys=keys, q=0 * Q)
+    more = {"q": 0 * Q, "part_keys": keys, "explain": False}
+    found, _ = judged(combine(bf16(out), lse), bf16(out), lse, **more)
     assert found.parts["part 1"].verdict == "UNDERPOWERED"
 
 
 def test_parts_in_float32():
-    q, k, v = (x.astype(f32) * f32(0.7) for x in inputs())
-    found = [decode_chunk(q, k[:, a:b], v[:, a:b], f32) for a, b in pairwise(KEYS)]
-    part_out, part_lse = (np.stack(x) for x in zip(*found, strict=True))
-    arrays = {"q": q, "k": k, "v": v, "part_out": part_out, "part_lse": part_lse}
-    out = combine(part_out, part_lse, to=f32)
-    words = refattn.verify(**arrays, out=out, part_keys=KEYS, explain=False).parts
-    assert {x: y.verdict for x, y in words.items()} == dict.fromkeys(NAMES, "PASS")
+    arrays = {x: y.astype(f32) * f32(0.7) for x, y in zip("qkv", (Q, K, V), strict=True)}
+    out, lse = chunks(**arrays, to=f32)
+    more = arrays | {"dtype": None, "explain": False}
+    assert judged(combine(out, lse, to=f32), out, lse, **more)[1] == dict.fromkeys(NAMES, "PASS")
 
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(("base", "factor"), [(np.log(2), "0.693"), (np.log2(np.e), "1.44")])
 def test_wrong_merges_are_named(base, factor):
-    part_out, part_lse = chunks()
-    found, words = judged(combine(part_out, part_lse, base), part_out, part_lse)
+    found, words = judged(combine(OUT, LSE, base), OUT, LSE)
     assert {x for x, y in words.items() if y == "FAIL"} == {"out", "merge"}
     cause = f"lse of the parts is multiplied by {factor}"
     assert cause in found.parts["merge"].suspects[0].text
@@ -164,7 +154,7 @@ def merge_of(out, lse, parts):
 
 def posed(out, part_out, part_lse):
     given = {"part_out": part_out, "part_lse": part_lse, "part_keys": KEYS}
-    problem = pose_arrays(*inputs())._replace(storage="bfloat16")
+    problem = pose_arrays(Q, K, V)._replace(storage="bfloat16")
     return pose_parts({"out": Part(problem, Numbers(out.__getitem__, "bfloat16"))}, given)
 
 
@@ -172,11 +162,10 @@ def posed(out, part_out, part_lse):
 def test_lse_of_a_part_is_read_with_other_strides():
     """It was written as (rows, heads), and is read as (heads, rows)."""
     q, k, v = (bf16(np.random.default_rng(8).standard_normal((4, 64, 16))) for _ in range(3))
-    found = [decode_chunk(q, k[:, a:b], v[:, a:b]) for a, b in ((0, 40), (40, 64))]
-    out, lse = (np.stack(x) for x in zip(*found, strict=True))
+    given = {"q": q, "k": k, "v": v}
+    out, lse = chunks(keys=[0, 40, 64], **given)
     wrong = replaced(lse, 1, lse[1].T.reshape(lse[1].shape))
-    given = {"part_out": out, "part_lse": lse, "part_keys": np.array([0, 40, 64])}
-    merge = refattn.verify(q=q, k=k, v=v, out=combine(out, wrong), **given, dtype="bfloat16")
+    merge, _ = judged(combine(out, wrong), out, lse, part_keys=np.array([0, 40, 64]), **given)
     words = "lse of part 1 is read with the strides of (heads, rows), not (rows, heads)"
     assert merge.suspects[0].text == f"agrees if {words}"  # though the output alone has no cause
 
@@ -189,14 +178,13 @@ def judge_merge(out, part_out, part_lse, profile=None):
 @pytest.fixture(scope="module")
 def merges():
     """Known mistakes of the merge, by their texts."""
-    part_out, part_lse = chunks()
-    problem = posed(part_out[0], part_out, part_lse)["merge"].problem
+    problem = posed(OUT[0], OUT, LSE)["merge"].problem
     return {x.text: x for x in list_merges(problem)}
 
 
 @pytest.mark.parametrize("text", WRONG_MERGES)
 def test_known_mistakes_of_the_merge(text, merges):
-    out, lse = (x.astype(float) for x in chunks())
+    out, lse = OUT.astype(float), LSE.astype(float)
     every = np.arange(64)
     found = merges[text].result(Rows((0,), every, np.arange(4 * 64))).out
     assert np.allclose(found, WRONG_MERGES[text](out, lse)[0], rtol=1e-12, atol=1e-12)
@@ -204,22 +192,20 @@ def test_known_mistakes_of_the_merge(text, merges):
 
 def test_parts_in_16_bits_are_judged_by_their_merge():
     """A kernel that rounds its parts has not the errors of one that does not."""
-    part_out, part_lse = chunks()
-    rounded = bf16(part_out)
-    out = combine(rounded, part_lse)
-    assert [*posed(out, rounded, part_lse)] == [*NAMES[1:]]
-    assert [*posed(out, part_out, bf16(part_lse))] == [*NAMES[1:]]
-    assert judge_merge(out, rounded, part_lse).verdict == "PASS"
+    rounded = bf16(OUT)
+    out = combine(rounded, LSE)
+    assert [*posed(out, rounded, LSE)] == [*NAMES[1:]]
+    assert [*posed(out, OUT, bf16(LSE))] == [*NAMES[1:]]
+    assert judge_merge(out, rounded, LSE).verdict == "PASS"
     wrong = np.where(np.arange(64)[:, None] == 63, np.roll(out, 1, -2), out)
-    found = judge_merge(wrong, rounded, part_lse)
+    found = judge_merge(wrong, rounded, LSE)
     assert (found.verdict, [x for x, _ in found.rows]) == ("FAIL", [(0, 63)])
 
 
 def test_a_merge_that_rounds_its_scores_is_wrong():
-    part_out, part_lse = chunks()
-    out = combine(part_out, bf16(part_lse))
-    assert judge_merge(out, part_out, part_lse).verdict == "FAIL"
-    assert judge_merge(out, part_out, part_lse, "eager").verdict != "FAIL"
+    out = combine(OUT, bf16(LSE))
+    assert judge_merge(out, OUT, LSE).verdict == "FAIL"
+    assert judge_merge(out, OUT, LSE, "eager").verdict != "FAIL"
 
 
 def test_a_wrong_part_under_a_right_merge():
@@ -230,20 +216,18 @@ def test_a_wrong_part_under_a_right_merge():
 
 def test_an_empty_part_with_a_weight():
     """Its log normaliser is 0, so that it counts like a key of score 0."""
-    part_out, part_lse = chunks()
-    part_lse[1] = 0
-    _, words = judged(combine(part_out, part_lse), part_out, part_lse, explain=False)
+    lse = replaced(LSE, 1, 0)
+    _, words = judged(combine(OUT, lse), OUT, lse, explain=False)
     assert words["part 1"] == "FAIL"
     assert words["merge"] == "PASS"
 
 
 def test_parts_in_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    q, k, v = (x.astype(f32) for x in inputs())
-    part_out, part_lse = chunks()
-    part_out = bf16(part_out)
-    arrays = {"q": q, "k": k, "v": v, "out": combine(part_out, part_lse).astype(f32)}
-    np.savez("parts.npz", **arrays, part_out=part_out, part_lse=part_lse, part_keys=KEYS)
+    part_out = bf16(OUT)
+    arrays = {"q": Q, "k": K, "v": V, "out": combine(part_out, LSE)}
+    arrays = {x: y.astype(f32) for x, y in arrays.items()}
+    np.savez("parts.npz", **arrays, part_out=part_out, part_lse=LSE, part_keys=KEYS)
     line = ("verify", "parts.npz", "--dtype", "bfloat16", "--no-cause", "--format", "json")
     result = running.run(*line)
     assert result.exit_code == 0, result.output

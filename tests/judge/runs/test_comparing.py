@@ -20,25 +20,25 @@ bf16 = FORMATS["bfloat16"].round
 N = 64
 
 
-def inputs():
-    return [bf16(x[0, :, :N]) for x in refattn.load_sample()]
+Q, K, V = (bf16(x[0, :, :N]) for x in refattn.load_sample())
+GIVEN = {"q": Q, "k": K, "v": V, "dtype": "bfloat16"}
 
 
-def split_kv(q, k, v, splits, *, combine="right", seen=None):
+def split_kv(splits, *, combine="right", seen=None):
     """Decode as kernels with split keys do: a softmax of each split, merged by their lse.
 
     It may forget to weigh the splits of a row ("stale"), or read the row before ("shifted").
     """
     o, lse = [], []
-    for part in np.array_split(np.arange(k.shape[-2]), splits):
-        s = (q.astype(f32) @ k[:, part].astype(f32).swapaxes(-1, -2)) * f32(q.shape[-1] ** -0.5)
+    for part in np.array_split(np.arange(N), splits):
+        s = (Q.astype(f32) @ K[:, part].astype(f32).swapaxes(-1, -2)) * f32(Q.shape[-1] ** -0.5)
         if seen is not None:
             s = np.where(seen[..., part], s, f32(-np.inf))
         top = np.maximum(s.max(-1, keepdims=True), f32(-1e30))
         p = np.exp(s - top)
         total = p.sum(-1, keepdims=True)
         some = np.where(total > 0, total, f32(1))
-        o.append(bf16(p).astype(f32) @ v[:, part].astype(f32) / some)
+        o.append(bf16(p).astype(f32) @ V[:, part].astype(f32) / some)
         lse.append(np.where(total > 0, top + np.log(some), f32(-np.inf)))
     weight = np.exp(np.stack(lse) - np.logaddexp.reduce(lse))
     if combine == "stale":
@@ -49,21 +49,19 @@ def split_kv(q, k, v, splits, *, combine="right", seen=None):
 
 
 def test_no_bit_differs():
-    q, k, v = inputs()
-    out = split_kv(q, k, v, 4)
-    found = same(out, out, q=q, k=k, v=v, dtype="bfloat16", bitwise=True)
+    out = split_kv(4)
+    found = same(out, out, **GIVEN, bitwise=True)
     assert (found.verdict, found.equal, found.compared, found.rows) == ("PASS", True, 4 * N, ())
     assert str(found).startswith("PASS: bitwise equal in all 256 rows with equal inputs")
 
 
 def test_other_splits_are_two_runs_of_one_right_kernel():
-    q, k, v = inputs()
-    a, b = (split_kv(q, k, v, x) for x in (2, 7))
-    found = same(a, b, q=q, k=k, v=v, dtype="bfloat16")
+    a, b = (split_kv(x) for x in (2, 7))
+    found = same(a, b, **GIVEN)
     assert (found.verdict, found.equal, found.rows, found.wrong) == ("PASS", False, (), "")
     assert 0 < found.differing <= found.compared
     assert abs(found.worst.got - found.worst.exact) <= found.worst.allowed
-    exact = same(a, b, q=q, k=k, v=v, dtype="bfloat16", bitwise=True)
+    exact = same(a, b, **GIVEN, bitwise=True)
     assert exact.verdict == "FAIL"
     assert "allows none" in str(exact)
     text = json.loads(found.to_json())
@@ -73,9 +71,8 @@ def test_other_splits_are_two_runs_of_one_right_kernel():
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(("combine", "at"), [("stale", (1, 3)), ("shifted", (2, 17))])
 def test_a_wrong_merge_is_named(combine, at):
-    q, k, v = inputs()
-    given = {"q": q, "k": k, "v": v, "dtype": "bfloat16", "explain": False}
-    a, b = split_kv(q, k, v, 4), split_kv(q, k, v, 4, combine=combine)
+    given = GIVEN | {"explain": False}
+    a, b = split_kv(4), split_kv(4, combine=combine)
     found = same(a, b, **given)
     assert (found.verdict, found.wrong, found.differing) == ("FAIL", "B", 1)
     assert [x for x, _ in found.rows] == [at]
@@ -86,54 +83,48 @@ def test_a_wrong_merge_is_named(combine, at):
 
 def test_rows_are_matched_by_what_they_are_computed_of():
     """Batch members are added, queries, keys that nobody sees; heads are in another order."""
-    q, k, v = inputs()
     causal = np.tril(np.ones((N, N), bool))
-    out = split_kv(q, k, v, 4, seen=causal)
+    out = split_kv(4, seen=causal)
 
-    def part(out, **arrays):
-        problem = pose_arrays(**arrays, causal=True)._replace(storage="bfloat16")
+    def part(out, q=Q, k=K, v=V):
+        problem = pose_arrays(q, k, v, causal=True)._replace(storage="bfloat16")
         return Part(problem, Numbers(out.__getitem__, "bfloat16"))
 
-    one = part(out, q=q, k=k, v=v)
-    turned = part(out[::-1], q=q[::-1], k=k[::-1], v=v[::-1])
+    def compared(other, whole):
+        runs = KernelRun(one, "bfloat16"), KernelRun(other, "bfloat16")
+        return compare_runs(runs, 1e-6, whole, ())
+
+    one, turned = part(out), part(out[::-1], Q[::-1], K[::-1], V[::-1])
     match = match_rows(one, turned)
     assert np.array_equal(match.partner[0], 3 * N + np.arange(N))
     assert not match.differs.any()
-    shorter = part(out[:, :40], q=q[:, :40], k=k[:, :40], v=v[:, :40])
+    shorter = part(out[:, :40], *(x[:, :40] for x in (Q, K, V)))
     match = match_rows(one, shorter)
     assert np.array_equal(match.partner >= 0, np.broadcast_to(np.arange(N) < 40, (4, N)))
     assert not match.only_b.any()
     # A key that is another one is seen by the queries from there on.
-    moved = part(out, q=q, k=np.where(np.arange(N)[:, None] == 30, 0, k), v=v)
+    moved = part(out, k=np.where(np.arange(N)[:, None] == 30, 0, K))
     same_marks = mark_inputs(one.problem) == mark_inputs(moved.problem)
     assert np.array_equal(same_marks, np.broadcast_to(np.arange(N) < 30, (4, N)))
-    found = compare_runs(
-        (KernelRun(one, "bfloat16"), KernelRun(shorter, "bfloat16")), 1e-6, True, ()
-    )
+    found = compared(shorter, True)
     assert found.verdict == "PASS"
     assert found.added == "queries 40 to 63 of A"
     with pytest.raises(ValueError, match="equal inputs"):
-        compare_runs(
-            (KernelRun(one, "bfloat16"), KernelRun(part(out, q=q + 1, k=k, v=v), "bfloat16")),
-            1e-6,
-            False,
-            (),
-        )
+        compared(part(out, Q + 1), False)
 
 
 @pytest.mark.long
 def test_outputs_that_pass_alone_may_be_too_far_apart():
     """One row of each is off by as much, in opposite directions."""
-    q, k, v = inputs()
-    prediction = refattn.rounding.predict(q, k, v, dtype="bfloat16", profile="flash")
+    prediction = refattn.rounding.predict(Q, K, V, dtype="bfloat16", profile="flash")
     rng = np.random.default_rng(0)
-    sign = np.where(rng.random(q.shape[-1]) < 0.5, -1.0, 1.0)
-    right, words = split_kv(q, k, v, 1), set()
+    sign = np.where(rng.random(Q.shape[-1]) < 0.5, -1.0, 1.0)
+    right, words = split_kv(1), set()
     for size in (1.0, 2.0, 2.5, 3.0, 3.5, 4.0, 8.0):
         a, b = right.copy(), right.copy()
         a[1, 3] = bf16(prediction.out[1, 3] + size * prediction.std[1, 3] * sign)
         b[1, 3] = bf16(prediction.out[1, 3] - size * prediction.std[1, 3] * sign)
-        found = same(a, b, q=q, k=k, v=v, dtype="bfloat16", profile="flash", explain=False)
+        found = same(a, b, **GIVEN, profile="flash", explain=False)
         words.add((found.verdict, found.wrong))
     assert words >= {("PASS", ""), ("FAIL", ""), ("FAIL", "A and B")}
 
@@ -161,8 +152,7 @@ def test_covariances_of_a_difference_add_up():
 
 
 def test_nan_in_one_of_them():
-    q, k, v = inputs()
-    a, b = split_kv(q, k, v, 2), split_kv(q, k, v, 3)
+    a, b = split_kv(2), split_kv(3)
     b[0, 5, 7] = np.nan
-    found = same(a, b, q=q, k=k, v=v, dtype="bfloat16", explain=False)
+    found = same(a, b, **GIVEN, explain=False)
     assert (found.verdict, found.wrong, found.worst.where) == ("FAIL", "B", (0, 5, 7))

@@ -216,12 +216,8 @@ def test_right_rows_have_no_p_value_that_is_too_small(label, count):
 @pytest.mark.parametrize(
     "label",
     [
-        "flash bfloat16",
-        "eager float16",
-        "upcast float16",
-        "tf32-eager float32",
-        "flash bfloat16 gradients",
-        "math float16",
+        *("flash bfloat16", "eager float16", "upcast float16", "tf32-eager float32"),
+        *("flash bfloat16 gradients", "math float16"),
     ],
 )
 def test_a_wrong_constant_in_the_covariance_is_seen(label, monkeypatch):

@@ -17,12 +17,20 @@ from tests.judge.mistakes.causes.kernels import (
     hide,
     named,
     scores,
+    unnamed,
 )
 
 FEW = draw(1, n=32, m=48)
 SAME = draw(2, n=40)
 CAUSAL = ahead(40, 40) <= 0
 SHARED = [x[:4] if i in (0, 3) else x[:2] for i, x in enumerate(draw(3, heads=4, n=40))]
+OF_SMALL_SINKS = [
+    x[:4] if i in (0, 3) else x[:2] for i, x in enumerate(draw(8, heads=4, n=64, d=32))
+]
+
+
+def halved(v):
+    return np.where(np.arange(16) < 8, v, 0)
 
 
 def scaled(name, factor):
@@ -52,12 +60,6 @@ def of_another_derivative():
     return backward(q, k, v, other) | {"d_out": g}
 
 
-def later(delta):
-    """D of the second head is that of 8 queries later, and 0 beyond the last."""
-    moved = np.concatenate([delta[1, 8:], np.zeros((8, 1))])
-    return np.stack([delta[0], moved])
-
-
 def with_sinks(times):
     """The backward pass uses log normalisers in which sinks count so often."""
     sinks = np.array([1.0, 3.0])
@@ -65,12 +67,15 @@ def with_sinks(times):
     return backward(*SAME, CAUSAL, sinks=sinks, lse=more) | {"sinks": sinks}
 
 
-def with_a_share_of_sinks(power=-1):
+def with_a_share_of_sinks(power=-1, sinks=(1.0, 3.0), made=None):
     """D is that of an output without sinks, or times the weight of keys once more."""
-    sinks, (q, k, v, _) = np.array([1.0, 3.0]), SAME
-    lse = np.logaddexp(fused(hide(scores(q, k), CAUSAL), v)[1], sinks[:, None])
+    sinks, (q, k, v, g) = np.array(sinks), made or SAME
+    seen, every = ahead(*[len(q[0])] * 2) <= 0, (np.repeat(x, len(q) // len(k), 0) for x in (k, v))
+    k_of_q, v_of_q = every
+    lse = np.logaddexp(fused(hide(scores(q, k_of_q), seen), v_of_q)[1], sinks[:, None])
     share = 1 - np.exp(sinks[:, None] - lse)[..., None]
-    return backward(*SAME, CAUSAL, sinks=sinks, delta=lambda x: x * share**power) | {"sinks": sinks}
+    found = backward(q, k, v, g, seen, sinks=sinks, delta=lambda x: x * share**power)
+    return found | {"sinks": sinks}
 
 
 def of_own_key_heads():
@@ -124,8 +129,31 @@ def summed_in_bfloat16():
     return right | {"dq": dq}
 
 
+def of_next_sequence():
+    """A tile of 16 queries reaches beyond the end of a sequence of 10, in sums of keys."""
+    at, place = np.arange(40) // 10, np.arange(40) % 10
+    seen = (at[:, None] == at) & CAUSAL
+    more = (at[:, None] == at + 1) & (place[:, None] < 6)
+    arrays = backward(*SAME, seen, seen_back=seen | more)
+    arrays |= {"dq": backward(*SAME, seen)["dq"]}
+    return {x: np.swapaxes(y, 0, 1) if x != "dtype" else y for x, y in arrays.items()}
+
+
+def of_scale(factor, **wrong):
+    """A kernel whose scale is another than the declared one, forward and backward."""
+    q, k, v, g = SAME
+    found = backward(q * factor, k, v, g, **wrong)
+    return found | {"q": q, "dq": BF16(found["dq"] * factor)}
+
+
+def not_causal():
+    """But for one row of dk, which is not among those by which causes are tried."""
+    arrays = backward(*SAME, CAUSAL, seen_back=True)
+    arrays["dk"][1, 18] *= -1
+    return arrays
+
+
 FOUR, LONG = draw(4, heads=4, n=24), draw(5)
-CHOSEN = np.random.default_rng(6).random((40, 40)) < 0.3
 HALVES = np.arange(40) % 20 < 12  # keys that are not padding
 CROSSING = np.ones((2, 40, 40), bool)
 CROSSING[0, :16, :16] = CROSSING[1, 16:32, 16:32] = False
@@ -136,8 +164,8 @@ IN_TILES = np.stack([np.arange(40) // 16 != 1, np.arange(40) // 16 == 1])[..., N
 CASES = {
     "first key": (lambda: backward(*FEW, ahead(32, 48) <= 0, seen_back=np.tri(32, 48, dtype=bool)),
         {"causal": True}, "dq", "the causal mask is aligned to the first key"),
-    "columns": (lambda: backward(*SAME, values=lambda v: np.where(np.arange(16) < 8, v, 0)),
-        {}, "dq", "columns 8 to 15 are left out in d_out . v"),
+    "columns": (lambda: backward(*SAME, values=halved), {}, "dq",
+        "columns 8 to 15 are left out in d_out . v"),
     "delta of another": (lambda: backward(*SAME, delta=lambda x: np.roll(x, 1, 1)),
         {}, "dq", "D = d_out . out is read elsewhere: query i reads that of query i - 1"),
     "lse to base 2": (lambda: backward(*SAME, lse=lambda x: LOG2E * x),
@@ -163,8 +191,6 @@ CASES = {
         "d_out is read from the first head, but only in head 3"),
     "no delta in a head": (lambda: backward(*SAME, delta=lambda x: x * np.array([1, 0])[:, None,
         None]), {}, "dk", "D = d_out . out is left out in head 1"),
-    "delta of others": (lambda: backward(*SAME, delta=later), {}, "dq",
-        "D = d_out . out is read elsewhere: "),
     "no sink in lse": (lambda: with_sinks(0), {"causal": True}, "dk",
         "in the backward pass weights are normalised as if there is no sink"),
     "sink twice in lse": (lambda: with_sinks(2), {"causal": True}, "dq",
@@ -180,6 +206,13 @@ CASES = {
         "D = d_out . out is divided by 1 - the weight of the sink"),
     "share of sinks twice": (lambda: with_a_share_of_sinks(1), {"causal": True}, "dk",
         "D = d_out . out is multiplied by 1 - the weight of the sink"),
+    "share of small sinks": (lambda: with_a_share_of_sinks(-1, [0.0] * 4, OF_SMALL_SINKS),
+        {"causal": True}, "dq", "D = d_out . out is divided by 1 - the weight of the sink"),
+    "D times 0.02": (lambda: backward(*SAME, delta=lambda x: 0.02 * x), {}, "dq dk",
+        "D = d_out . out is multiplied by 0.02"),
+    "derivatives of scores of a key": (lambda: backward(*SAME, CAUSAL, of_scores=lambda p, t, d:
+        p * (t - d) * (np.arange(40) > 0)), {"causal": True}, "dq dk",
+        "key 0 is left out in derivatives of scores (dv is right)"),
     "own key heads": (of_own_key_heads, {}, "dk", "a wrong key head is used: key head 1 by query "
         "head 1, no key head by query heads 2 to 3"),
     "lost for a tile": (lambda: of_tiles("dk", 1, 0), {}, "dk",
@@ -189,6 +222,27 @@ CASES = {
         "dv", "in head 0, columns 8 to 15 of keys 8 to 15 and 24 to 31 hold the numbers of"),
     "of other rows, too": (lambda: added_to("dq", np.roll(backward(*SAME)["dq"], 20, 1)), {}, "dq",
         "in head 0, the numbers of queries 0 to 19 are added to queries 20 to 39"),
+    **{f"columns of {x} alone": (
+        lambda x=x: backward(*SAME) | {x: backward(*SAME, values=halved)[x]}, {}, x, "agrees if in "
+        f"the backward pass columns 8 to 15 are left out in d_out . v, but only in {x}$")
+        for x in ("dq", "dk")},
+    "next sequence": (of_next_sequence, {"cu_seqlens": np.arange(0, 50, 10), "causal": True}, "dk",
+        "also seen by the next queries, up to a multiple of 16 from its first one on... but only "
+        "in dk and dv$"),
+    "another mistake in dq": (lambda: lost("dv", i=slice(32, 40)) | {"dq": OTHER}, {}, "dv",
+        "agrees if queries 32 to 39 are left out$"),
+    "a row is left": (not_causal, {"causal": True}, "dk", "agrees in part if in the backward pass "
+        "attention is not causal... it does not explain 1 of ... wrong rows, the first is head 1, "
+        "row 18$"),
+    "no row is left": (not_causal, {"causal": True}, "dq", "agrees if in the backward pass "
+        "attention is not causal"),
+    "lost block": (lambda: {**backward(*SAME, CAUSAL, seen_back=CAUSAL & (np.arange(40) <
+        32)), "dk": None, "dv": None}, {"causal": True}, "dq",
+        "keys 32 to 39 are left out for queries 32 to 39$"),
+    "factor and scale": (lambda: (x := of_scale(1.5)) | {"dk": BF16(0.375 * x["dk"])}, {}, "dk",
+        "0.375... the scale is used twice, and the scale is 1.5"),
+    "first D": (lambda: backward(*SAME, delta=lambda x: x[:, :1]), {}, "dq",
+        "agrees if all queries use D = d_out . out of the first query$"),
     "not set to 0": (lambda: added_to("dq", 2 * backward(*SAME[:3], OTHER)["dq"]), {}, "dq",
         "queries 20 to 39: numbers are the exact ones and others, "),
 }  # fmt: skip
@@ -197,66 +251,6 @@ test_causes_of_wrong_gradients_are_named = named(
     {x: (lambda make=make, said=said: make() | said, words, of)
         for x, (make, said, of, words) in CASES.items()}, FAST, profile="flash"
 )  # fmt: skip
-
-
-@pytest.mark.parametrize("part", ["dq", pytest.param("dk", marks=pytest.mark.long)])
-def test_a_gradient_that_is_wrong_alone_is_explained_alone(part):
-    wrong = backward(*SAME, values=lambda v: np.where(np.arange(16) < 8, v, 0))
-    found = verify(**(backward(*SAME) | {part: wrong[part]}), profile="flash")
-    assert [x for x, y in found.parts.items() if y.verdict == "FAIL"] == [part]
-    text = found.parts[part].suspects[0].text
-    words = "in the backward pass columns 8 to 15 are left out in d_out . v"
-    assert text == f"agrees if {words}, but only in {part}"
-
-
-@pytest.mark.long
-def test_queries_of_the_next_sequence_in_sums_of_keys():
-    """A tile of 16 queries reaches beyond the end of a sequence of 10."""
-    at, place = np.arange(40) // 10, np.arange(40) % 10
-    seen = (at[:, None] == at) & CAUSAL
-    more = (at[:, None] == at + 1) & (place[:, None] < 6)
-    arrays = backward(*SAME, seen, seen_back=seen | more)
-    arrays |= {"dq": backward(*SAME, seen)["dq"]}
-    packed = {x: np.swapaxes(y, 0, 1) if x != "dtype" else y for x, y in arrays.items()}
-    offsets = np.arange(0, 50, 10)
-    found = verify(**packed, cu_seqlens=offsets, causal=True, profile="flash").parts
-    text = found["dk"].suspects[0].text
-    assert "also seen by the next queries, up to a multiple of 16 from its first one on" in text
-    assert text.endswith("but only in dk and dv")
-
-
-@pytest.mark.long
-def test_words_on_other_gradients_need_that_these_pass():
-    """dq has the same mistake as dv, and beside it others: dv alone is explained."""
-    arrays = lost("dv", i=slice(32, 40))
-    arrays["dq"] = BF16(np.random.default_rng(3).standard_normal((2, 40, 16)))
-    text = verify(**arrays, profile="flash").parts["dv"].suspects[0].text
-    assert text == "agrees if queries 32 to 39 are left out"
-
-
-@pytest.mark.long
-def test_rows_that_a_cause_leaves_are_counted():
-    """The row is not among those by which causes were tried."""
-    arrays = backward(*SAME, CAUSAL, seen_back=True)
-    arrays["dk"][1, 18] *= -1
-    found = verify(**arrays, causal=True, profile="flash").parts
-    text = found["dk"].suspects[0].text
-    assert text.startswith("agrees in part if in the backward pass attention is not causal")
-    assert re.search(
-        r"; it does not explain 1 of \d+ wrong rows, the first is head 1, row 18$", text
-    )
-    assert found["dq"].suspects[0].text.startswith("agrees if")
-
-
-@pytest.mark.long
-def test_a_lost_block_of_keys_of_a_causal_backward_pass():
-    """Not that queries of the last block do not see the block: others see no key of it."""
-    seen = CAUSAL & (np.arange(40) < 32)
-    arrays = backward(*SAME, CAUSAL, seen_back=seen)
-    arrays = {x: y for x, y in arrays.items() if x not in ("dk", "dv")}
-    found = verify(**arrays, causal=True, profile="flash")
-    assert "keys 32 to 39 are left out" in found.parts["dq"].suspects[0].text
-    assert "but only in" not in found.parts["dq"].suspects[0].text
 
 
 @pytest.mark.long
@@ -288,13 +282,6 @@ def test_rows_of_nan_are_said_of_all_gradients():
     assert any("NaN" in x and "keys 32 to 39" in x for x in found.remarks)
 
 
-def of_scale(factor, **wrong):
-    """A kernel whose scale is another than the declared one, forward and backward."""
-    q, k, v, g = SAME
-    found = backward(q * factor, k, v, g, **wrong)
-    return found | {"q": q, "dq": BF16(found["dq"] * factor)}
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("factor", [4.0, 0.5, 1.5])
 @pytest.mark.parametrize(
@@ -302,10 +289,7 @@ def of_scale(factor, **wrong):
     [
         ({}, ""),
         ({"delta": lambda x: 0 * x}, "D = d_out . out is left out"),
-        (
-            {"values": lambda v: np.where(np.arange(16) < 8, v, 0)},
-            "columns 8 to 15 are left out in d_out . v",
-        ),
+        ({"values": halved}, "columns 8 to 15 are left out in d_out . v"),
     ],
 )
 def test_bugs_of_gradients_beside_another_scale(factor, wrong, words):
@@ -316,15 +300,6 @@ def test_bugs_of_gradients_beside_another_scale(factor, wrong, words):
         text = found[of].suspects[0].text
         assert text.endswith(scale)
         assert (words in text) if of != "dv" else text == f"agrees if {scale}"
-
-
-@pytest.mark.long
-def test_a_factor_of_a_gradient_beside_another_scale():
-    arrays = of_scale(1.5)
-    arrays["dk"] = BF16(arrays["dk"] * 0.375)
-    text = verify(**arrays, profile="flash").parts["dk"].suspects[0].text
-    assert "0.375" in text
-    assert "the scale is used twice, and the scale is 1.5" in text
 
 
 @pytest.mark.parametrize("name", ["out", pytest.param("dq", marks=pytest.mark.long)])
@@ -374,12 +349,9 @@ def test_rows_in_which_terms_cancel_are_not_wrong():
     assert "queries 32 to 63" in verdict.place
 
 
-@pytest.mark.long
-def test_numbers_of_no_other_queries_are_not_named_so():
-    """D is that of queries in no order."""
-    order = np.random.default_rng(2).permutation(40)
-    found = verify(**backward(*SAME, delta=lambda x: x[:, order]), profile="flash")
-    assert not any("elsewhere" in x.text for x in found.parts["dq"].suspects)
+test_numbers_of_no_other_queries_are_not_named_so = unnamed({"in no order": (
+    lambda: backward(*SAME, delta=lambda x: x[:, np.random.default_rng(2).permutation(40)]),
+    "elsewhere", "dq")}, profile="flash")  # fmt: skip
 
 
 @pytest.mark.sweep(4)
@@ -396,17 +368,3 @@ def test_gradients_of_keys_that_no_query_sees(seen_by_one):
         assert (found.worst.exact, found.worst.allowed) == (0, 0)
         assert found.suspects[0].text == "agrees if dk of keys that no query sees is not 0"
     assert seen_by_one == (not found.suspects)
-
-
-@pytest.mark.long
-def test_known_bugs_come_before_numbers_that_are_fitted_to_rows():
-    q, k, v, g = (BF16(x) for x in np.random.default_rng(5).standard_normal((4, 2, 48, 16)))
-    p = np.exp(q @ k.mT / 4)
-    p /= np.sum(p, -1, keepdims=True)
-    out = BF16(BF16(p) @ v)
-    delta = np.sum(g * out, -1, keepdims=True)[:, :1]
-    ds = BF16(p * (g @ v.mT - delta))
-    found = {"dq": BF16(ds @ k / 4), "dk": BF16(ds.mT @ q / 4), "dv": BF16(BF16(p).mT @ g)}
-    verdict = verify(q=q, k=k, v=v, out=out, d_out=g, **found, dtype="bfloat16")
-    text = "agrees if all queries use D = d_out . out of the first query"
-    assert verdict.parts["dq"].suspects[0].text == text

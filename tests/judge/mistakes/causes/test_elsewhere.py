@@ -1,9 +1,9 @@
 """Inputs, tiles and rows that are taken from elsewhere, or changed first: each is named."""
 
-import numpy as np
-import pytest
+from functools import partial
 
-from refattn.judge import verify
+import numpy as np
+
 from refattn.judge.rounding.formats import FORMATS
 from tests.judge.mistakes.causes.kernels import (
     BF16,
@@ -12,6 +12,7 @@ from tests.judge.mistakes.causes.kernels import (
     fused,
     hide,
     named,
+    posing,
     scores,
     unnamed,
 )
@@ -26,12 +27,7 @@ LATE = np.concatenate([SCALES[:16], SCALES[:-16]])
 E4M3, CUT = (FORMATS[x].round for x in ("float8_e4m3fn", "tfloat32-truncated"))
 
 
-def given(out, arrays=(Q, K, V), **options):
-    return dict(zip("qkv", arrays, strict=True)) | {"out": BF16(out), "dtype": "bfloat16"} | options
-
-
-def attention(s, v=V, **options):
-    return given(fused(s, v)[0], **options)
+given, attention = posing(Q, K, V)
 
 
 def rotated(x, base=1e4, turn=1):
@@ -82,6 +78,18 @@ def of_lengths(level, length=LENGTHS):
     return (length > J) & (J[:, None] + level - N >= J)
 
 
+def of_eight(order):
+    q, k, v, _ = draw(7, heads=8, n=48)
+    return given(fused(scores(q, k[order]), v)[0], (q, k, v))
+
+
+EIGHT = {
+    "other heads: head 0 from head 1, ... (and 4 more heads)": [1, 0, 3, 2, 5, 4, 7, 6],
+    "the next head": [1, 2, 3, 4, 5, 6, 7, 0],
+    "the first head": [0] * 8,
+}
+
+
 CASES = {
     "one diagonal": (lambda: padded(of_lengths(LENGTHS), of_lengths(96)),
         "query i sees keys up to i, but none after the last of the mask"),
@@ -107,6 +115,8 @@ CASES = {
     "late v_scale": (lambda: scaled(SCALES, LATE), "key j has the v_scale of key j - 16"),
     "one row of the bias": (lambda: attention(hide(S + BIAS[:1], FAR <= 0), bias=BIAS,
         causal=True), "query i has the bias of query 0"),
+    **{x: (lambda order=order: of_eight(order), f"agrees if keys are read from {x}$")
+        for x, order in EIGHT.items()},
     "averaged": (lambda: given(np.mean(fused(S, V)[0][[[0, 1, 2], [1, 0, 2]]], 0)),
         "outputs are added: head 0 is 0.5 times head 0 + 0.5 times head 1, head 1 is 0.5"),
 }  # fmt: skip
@@ -122,38 +132,19 @@ NONE = {
         take(fused(S, V)[0], V[:, 63:51:-1] * np.roll(V[:, 12:24], 5, -1), slice(12))
     ),
     "noise": lambda: given(fused(S, V)[0] + 0.1 * V),
+    # All errors are small, but those of roundings are not alike in all rows.
+    "values times numbers": lambda: attention(
+        S, V * (1 + 0.01 * np.random.default_rng(9).standard_normal((N, 1)))
+    ),
+    "a power": lambda: given(np.float32((x := fused(S, V)[0]) * np.abs(x) ** 0.02)),
 }
 test_nothing_is_named_that_is_not_there = unnamed({x: (y, "agrees if") for x, y in NONE.items()})
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "values",
-    [
-        lambda x: 1.3 * x,
-        pytest.param(lambda x: x + np.roll(V, 1, 1) - V, marks=pytest.mark.long),
-        lambda x: 2 * V - x,
-    ],
+ROLLED = np.roll(V, -1, 1)
+SHARES = {
+    "too large": 1.3 * ROLLED,
+    "of two": ROLLED + np.roll(V, 1, 1) - V,
+    "less": 2 * V - ROLLED,
+}
+test_no_key_counts_more_than_wholly_or_less_than_nothing = unnamed(
+    {x: (partial(attention, CAUSAL, y, causal=True), "of its weight") for x, y in SHARES.items()}
 )
-def test_no_key_counts_more_than_wholly_or_less_than_nothing(values):
-    """A share of a weight that is fitted to other errors is none."""
-    found = verify(**attention(CAUSAL, values(np.roll(V, -1, 1)), causal=True))
-    assert found.verdict == "FAIL"
-    assert not any("of its weight" in x.text for x in found.suspects)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("order", "words"),
-    [
-        ([1, 0, 3, 2, 5, 4, 7, 6], "other heads: head 0 from head 1, .* (and 4 more heads)"),
-        ([1, 2, 3, 4, 5, 6, 7, 0], "the next head"),
-        ([0] * 8, "the first head"),
-    ],
-)
-def test_many_heads_are_named_by_a_rule_or_counted(order, words):
-    q, k, v, _ = draw(7, heads=8, n=48)
-    text = verify(**given(fused(scores(q, k[order]), v)[0], (q, k, v))).suspects[0].text
-    start, _, end = f"agrees if keys are read from {words}".partition(".*")
-    assert text.startswith(start)
-    assert text.endswith(end)

@@ -19,10 +19,9 @@ CAUSAL = np.arange(M) <= np.arange(N)[:, None] + M - N
 J = np.arange(M)
 
 
-def given(k, v, **options):
-    """Numbers by other keys and values than those that are said."""
-    q, seen = BATCH[0], CAUSAL if options else True
-    out, _ = fused(hide(scores(q, k), seen), v)
+def given(k, v, q=BATCH[0], **options):
+    """Numbers by other arrays than those that are said."""
+    out, _ = fused(hide(scores(q, k), CAUSAL if options else True), v)
     return dict(zip("qkv", BATCH, strict=True)) | {"out": out} | options
 
 
@@ -49,16 +48,39 @@ def dropped(p, factor=None, seed=1, n=64, size=4.0):
     return {"q": q, "k": k, "v": v, "out": BF16(w * kept * factor @ v)}
 
 
-def judged(arrays):
-    return verify(**arrays, dtype="bfloat16", profile="flash")
-
-
 def values_alone():
     v = BATCH[2].copy()
     v[1, :, 32:64] = v[0, :, 32:64]
     return given(BATCH[1], v)
 
 
+def counted_in_a_head():
+    """In parts of the keys, of one of two heads."""
+    q, k, v = (x[:1, :, :1] if x is BATCH[0] else x[:1] for x in BATCH)
+    s = scores(q, k) + np.log(2) * (np.arange(2)[:, None, None] == 1) * (J // 32 == 2)
+    return {"q": q, "k": k, "v": v, "out": fused(s, v)[0]}
+
+
+def of_queries(order):
+    """Those of the second member are others."""
+    flat = np.swapaxes(BATCH[0], 0, 1).reshape(2, -1, 16)
+    return given(*BATCH[1:], q=np.stack([flat[:, :N], flat[:, order]]))
+
+
+def of_nowhere():
+    k, v = (x.copy() for x in BATCH[1:])
+    k[1, :, 32:64], v[1, :, 32:64] = (np.flip(x[1, :, 32:64], -1) for x in (k, v))
+    return given(k, v)
+
+
+def stale(rows):
+    q, k, v, _ = draw(33, n=64)
+    out, _ = fused(scores(q, k), v)
+    out[:, rows] = BF16(np.random.default_rng(3).standard_normal(out.shape))[:, rows]
+    return {"q": q, "k": k, "v": v, "out": out}
+
+
+UNLIKE = "numbers have nothing to do with the exact ones"
 HEADS = "agrees if tiles are read from elsewhere: in head (1, 0) "
 PAGES = {
     "a page": (lambda: paged(slice(80, 96), slice(80, 96), causal=True), f"{HEADS}keys and values "
@@ -68,41 +90,28 @@ PAGES = {
     "elsewhere": (lambda: paged(slice(32, 64), slice(64, 96)),
         "keys and values 32 to 63 are those of 64 to 95 of head (0, 1)"),
     "values": (values_alone, f"{HEADS}values 32 to 63 are those of 32 to 63 of head (0, 0)"),
+    "three times": (lambda: counted(np.concatenate([J, J[:32], J[:32]])),
+        "agrees if keys 0 to 31 count 3 times$"),
+    "twice in a head": (counted_in_a_head, "agrees if keys 64 to 95 count twice"),
+    "a query later": (lambda: of_queries(slice(1, N + 1)), "agrees if queries are read from "
+        "elsewhere: head (1, 0) from query 1 of head (0, 0) on, head (1, 1) from query 1 of head "
+        "(0, 1) on$"),
+    "a tile that was never written": (lambda: stale(slice(48, 64)), f"queries 48 to 63: {UNLIKE}: "
+        "the last tile was never written (stale), or computed from something else$"),
+    "tiles that were never written": (lambda: stale(slice(16, 32)),
+        f"queries 16 to 31: {UNLIKE}: these tiles"),
+    "part of a tile": (lambda: stale(slice(52, 64)),
+        f"queries 52 to 63: {UNLIKE}... never written (stale), or computed from something else"),
 }  # fmt: skip
 test_pages_of_other_heads = named(PAGES, profile="flash")
-
-
-@pytest.mark.long
-def test_no_page_is_named_for_keys_of_nowhere():
-    k, v = (x.copy() for x in BATCH[1:])
-    k[1, :, 32:64], v[1, :, 32:64] = (np.flip(x[1, :, 32:64], -1) for x in (k, v))
-    assert judged(given(k, v)).suspects == []
-
-
-@pytest.mark.long
-def test_pages_are_counted():
-    """As often as they are read; or as often in one head alone, in parts of the keys."""
-    found = judged(counted(np.concatenate([J, J[:32], J[:32]])))
-    assert found.suspects[0].text == "agrees if keys 0 to 31 count 3 times"
-    q, k, v = (x[:1, :, :1] if x is BATCH[0] else x[:1] for x in BATCH)
-    s = scores(q, k) + np.log(2) * (np.arange(2)[:, None, None] == 1) * (J // 32 == 2)
-    found = judged({"q": q, "k": k, "v": v, "out": fused(s, v)[0]})
-    assert found.suspects[0].text.startswith("agrees if keys 64 to 95 count twice")
-
-
-@pytest.mark.long
-def test_queries_from_elsewhere():
-    """A member starts one query after another; not where each row is of another place."""
-    q, k, v = BATCH
-    flat = np.swapaxes(q, 0, 1).reshape(2, -1, 16)
-    out = fused(scores(np.stack([flat[:, :N], flat[:, 1 : N + 1]]), k), v)[0]
-    text = judged(dict(zip("qkv", BATCH, strict=True)) | {"out": out}).suspects[0].text
-    of_heads = (f"head (1, {h}) from query 1 of head (0, {h}) on" for h in (0, 1))
-    assert text == f"agrees if queries are read from elsewhere: {', '.join(of_heads)}"
-    mixed = flat[:, np.random.default_rng(4).permutation(N)]
-    out = fused(scores(np.stack([flat[:, :N], mixed]), k), v)[0]
-    found = judged(dict(zip("qkv", BATCH, strict=True)) | {"out": out})
-    assert not any("elsewhere" in x.text for x in found.suspects)
+NO_PAGES = {
+    "keys of nowhere": (of_nowhere, ""),
+    "queries in no order": (
+        lambda: of_queries(np.random.default_rng(4).permutation(N)),
+        "elsewhere",
+    ),
+}
+test_what_is_no_page = unnamed(NO_PAGES, profile="flash")
 
 
 def small(how):
@@ -149,32 +158,11 @@ test_what_is_no_dropout = unnamed(
 @pytest.mark.long
 @pytest.mark.parametrize("p", [0.1, 0.3])
 def test_dropout_is_named(p):
-    text = judged(dropped(p)).suspects[0].text
+    found = verify(**dropped(p), dtype="bfloat16", profile="flash")
+    text = found.suspects[0].text
     assert text.endswith(f"are 0, the others {1 / (1 - p):.3g} times as large")
     share = float(text.removeprefix("agrees if dropout is on: about ").partition("%")[0])
     assert abs(share - 100 * p) < 6  # five standard errors of some 500 weights
-
-
-@pytest.mark.long
-def test_a_tail_that_was_never_written_is_a_cause():
-    """Numbers of nowhere, in whole tiles or in a part of one."""
-    q, k, v, _ = draw(33, n=64)
-    right, _ = fused(scores(q, k), v)
-    other = BF16(np.random.default_rng(3).standard_normal(right.shape))
-    texts = []
-    for rows in (slice(48, 64), slice(16, 32), slice(52, 64)):
-        out = right.copy()
-        out[:, rows] = other[:, rows]
-        texts.append([x.text for x in judged({"q": q, "k": k, "v": v, "out": out}).suspects])
-    where = "queries 48 to 63: numbers have nothing to do with the exact ones"
-    assert texts[0] == [
-        f"{where}: the last tile was never written (stale), or computed from something else"
-    ]
-    assert (
-        "queries 16 to 31: numbers have nothing to do with the exact ones: these tiles"
-        in texts[1][0]
-    )
-    assert "never written (stale), or computed from something else" in texts[2][0]
 
 
 def test_a_fit_comes_before_a_cause_that_explains_less():

@@ -1,6 +1,6 @@
 """Wrong kernels for sequences one after another: what they mistake is named."""
 
-import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from refattn.judge import verify
 from refattn.judge.mistakes.causes.alternatives import list_alternatives
 from refattn.judge.mistakes.causes.sampled import Rows
 from refattn.judge.verification.reading import pose_tensors
-from tests.judge.mistakes.causes.kernels import BF16, backward, fused, hide, scores
+from tests.judge.mistakes.causes.kernels import BF16, backward, fused, hide, named, scores, unnamed
 
 OF_Q, OF_K = np.cumsum([0, 13, 5, 22, 9]), np.cumsum([0, 17, 5, 30, 12])
 N, M = OF_Q[-1], OF_K[-1]
@@ -47,7 +47,7 @@ def draw():
 
 
 Q, K, V = draw()
-TOO = "a sequence also sees the {}"
+UNRELATED = "numbers have nothing to do with the exact ones"
 
 
 def given(out, arrays=None, offsets=(OF_Q, OF_K)):
@@ -106,34 +106,21 @@ def test_the_simplest_that_sees_the_same_comes_first(posed, longest):
     )
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("number", "causal"), [(2, True), ([0, 3], True), (2, False)])
-def test_a_cause_in_some_sequences_alone(number, causal):
-    """Their neighbours in a tile of rows are right; so are their log normalisers."""
-    there = np.isin(AT, number)[:, None]
+def said(out, causal=False, arrays=None, offsets=(OF_Q, OF_K), **more):
+    return given(out, arrays, offsets) | {"causal": causal} | more
+
+
+def in_some(number, causal):
+    """Other sequences in a tile of rows are right; so are their log normalisers."""
     right = see(level=LEVEL if causal else None)
     wrong = see() if causal else see(np.append(0, BEGIN[:-1]))
-    seen = np.where(there, wrong, right)
+    seen = np.where(np.isin(AT, number)[:, None], wrong, right)
     out, lse = fused(hide(scores(Q, K), seen), V)
-    found = judged(np.nan_to_num(out), causal, lse=lse.astype(np.float32)).suspects[0].text
-    words = "attention is not causal" if causal else TOO.format("keys of the sequence before it")
-    named = "sequence 2" if number == 2 else "sequences 0 and 3"
-    assert found.startswith(f"agrees if {words}, but only in ")
-    assert named in found
+    return said(np.nan_to_num(out), causal, lse=lse.astype(np.float32))
 
 
-@pytest.mark.long
-def test_offsets_of_one_sequence_alone():
-    """No other sequence is said to have read other keys."""
-    seen = np.where((AT == 2)[:, None], see(BEGIN + 3, END + 3), see())
-    found = judged(attend(seen)).suspects[0].text
-    assert found.startswith("agrees if offsets of k and v are 3 too large, but only in ")
-    assert re.findall(r"sequence \d", found) == ["sequence 2"]
-
-
-@pytest.mark.long
-def test_rows_that_were_not_taken_tell_causes_apart():
-    """Offsets of keys that are 1 too small, and not those of queries: few rows are others."""
+def of_small_offsets():
+    """Those of keys are 1 too small, not those of queries: few rows tell."""
     rng = np.random.default_rng(3)
     offsets = np.cumsum([0, 70, 33, 101, 52])
     q, k, v = (BF16(rng.standard_normal((x, 256, 16))) for x in (4, 1, 1))
@@ -141,55 +128,63 @@ def test_rows_that_were_not_taken_tell_causes_apart():
         sequences_of(x, np.arange(256)) for x in (offsets, offsets - (offsets % 256 > 0))
     )
     out = fused(hide(scores(q, k), at[:, None] == of_keys), v)[0]
-    found = judged(out, arrays=(q, k, v), offsets=(offsets, offsets)).suspects[0].text
-    assert found == "agrees if cu_seqlens of k and v are 1 too small"
+    return said(out, False, (q, k, v), (offsets, offsets))
 
 
-@pytest.mark.long
-def test_what_holds_in_all_rows_comes_before_what_holds_in_the_wrong_ones():
+def of_three(begin, value=None):
+    """Causal, of sequences of which the first keys are given; one row of each may be a number."""
+    offsets, rng = np.cumsum([0, 24, 40, 30]), np.random.default_rng(6)
+    arrays = q, k, v = [BF16(rng.standard_normal((1, offsets[-1], 16))) for _ in "qkv"]
+    row = np.arange(offsets[-1])[:, None]
+    out = fused(hide(scores(q, k), (begin(offsets, row) <= row.T) & (row >= row.T)), v)[0]
+    if value is not None:
+        out[:, offsets[:-1]] = value
+    return said(np.nan_to_num(out), True, arrays, (offsets, offsets))
+
+
+def without_entry(offsets, row):
     """Rows of one sequence see those before it, which has many causes; the others are right."""
-    offsets, rng = np.cumsum([0, 24, 40, 30]), np.random.default_rng(6)
-    q, k, v = (BF16(rng.standard_normal((1, offsets[-1], 16))) for _ in "qkv")
-    row = np.arange(offsets[-1])[:, None]
-    first = np.delete(offsets, 1)[sequences_of(np.delete(offsets, 1), row)]
-    out = fused(hide(scores(q, k), (first <= row.T) & (row >= row.T)), v)[0]
-    found = judged(out, True, (q, k, v), (offsets, offsets)).suspects[0].text
-    assert found == "agrees if entry 1 of cu_seqlens (24) is left out"
+    few = np.delete(offsets, 1)
+    return few[sequences_of(few, row)]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("value", "start"), [(0.0, "agrees if"), (0.5, "agrees in part if")])
-def test_a_cause_explains_rows_that_see_no_key_by_it(value, start):
-    """First queries, if their own key is not seen: they are 0, and not any number."""
-    offsets, rng = np.cumsum([0, 24, 40, 30]), np.random.default_rng(6)
-    q, k, v = (BF16(rng.standard_normal((1, offsets[-1], 16))) for _ in "qkv")
-    row = np.arange(offsets[-1])[:, None]
-    first = offsets[sequences_of(offsets, row)]
-    out = np.nan_to_num(fused(hide(scores(q, k), (first < row.T) & (row >= row.T)), v)[0])
-    out[:, offsets[:-1]] = value
-    found = judged(out, True, (q, k, v), (offsets, offsets)).suspects[0].text
-    assert found.startswith(start)
+def after_first(offsets, row):
+    """First queries see no key: they are 0 by this, and not any number."""
+    return offsets[sequences_of(offsets, row)] + 1
+
+
+def biased(level):
+    bias = (-SLOPES * far(LEVEL)).astype(np.float32)
+    return said(attend(see(), -SLOPES * far(level)), bias=bias)
+
+
+NOT_CAUSAL = "agrees if attention is not causal, but only in"
+CASES = {
+    "one is not causal": (lambda: in_some(2, True), f"{NOT_CAUSAL}...(sequence 2)$"),
+    "two are not causal": (lambda: in_some([0, 3], True), f"{NOT_CAUSAL}...(sequences 0 and 3)$"),
+    "one sees more": (lambda: in_some(2, False), "agrees if a sequence also sees the keys of the "
+        "sequence before it, but only in...(sequence 2)$"),
+    "offsets of one": (lambda: said(attend(np.where((AT == 2)[:, None], see(BEGIN + 3, END + 3),
+        see()))), "agrees if offsets of k and v are 3 too large, but only in ... (sequence 2)$"),
+    "small offsets": (of_small_offsets, "agrees if cu_seqlens of k and v are 1 too small$"),
+    "an entry": (lambda: of_three(without_entry),
+        "agrees if entry 1 of cu_seqlens (24) is left out$"),
+    "rows that see none": (lambda: of_three(after_first, 0.0),
+        "agrees if a sequence does not see its first key$"),
+    "rows that see none, and hold a number": (lambda: of_three(after_first, 0.5),
+        "agrees in part if all entries of cu_seqlens but the last are 1 too large"),
+    "bias from 0": (lambda: biased(0), "the bias is aligned to the start of the buffer"),
+    "bias to the end": (lambda: biased(M - N), "the bias is aligned to the end of the buffer"),
+    "bias of the longest": (lambda: biased(LONGEST),
+        "the bias is aligned by the longest lengths"),
+}  # fmt: skip
+test_causes_are_named = named(CASES, profile="flash")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("causal", [False, True])
 def test_right_numbers_pass(causal):
     assert judged(attend(see(level=LEVEL if causal else None)), causal).verdict == "PASS"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("level", "words"),
-    [
-        (0, "the bias is aligned to the start of the buffer"),
-        (M - N, "the bias is aligned to the end of the buffer"),
-        (LONGEST, "the bias is aligned by the longest lengths"),
-    ],
-)
-def test_a_bias_by_other_distances(level, words):
-    out = attend(see(), -SLOPES * far(level))
-    found = judged(out, bias=(-SLOPES * far(LEVEL)).astype(np.float32))
-    assert words in found.suspects[0].text
 
 
 @pytest.mark.long
@@ -202,10 +197,8 @@ def test_a_sequence_that_is_skipped(value):
     found = judged(out)
     where = "queries 18 to 39 (sequence 2)"
     assert where in found.place
-    said = {"zero": "all numbers are 0", "stale": "numbers have nothing to do with the exact ones"}[
-        value
-    ]
-    assert f"{where}: {said}" in " ".join([*found.remarks, *(x.text for x in found.suspects)])
+    words = {"zero": "all numbers are 0", "stale": UNRELATED}[value]
+    assert f"{where}: {words}" in " ".join([*found.remarks, *(x.text for x in found.suspects)])
 
 
 @pytest.mark.long
@@ -213,10 +206,8 @@ def test_no_cause_is_named_for_another_defect():
     """Rows of numbers of another kind in two sequences."""
     out = attend(see())
     out[:, 15:25] = BF16(np.random.default_rng(3).standard_normal((10, 16)))
-    unrelated = (
-        "queries 15 to 24 (sequences 1 to 2): numbers have nothing to do with the exact ones"
-    )
-    assert all(x.text.startswith(unrelated) for x in judged(out).suspects)
+    words = f"queries 15 to 24 (sequences 1 to 2): {UNRELATED}"
+    assert all(x.text.startswith(words) for x in judged(out).suspects)
 
 
 LENGTHS, SIZE, FEW = np.array([21, 40, 11]), 16, 4
@@ -249,46 +240,46 @@ def attend_blocks(table=TABLE, lengths=LENGTHS, level=None, padded=1):
 
 FULL = np.full(3, 99)
 BLOCKS = {
-    "right": ({}, True, ""),
-    "whole blocks": ({"lengths": -(-LENGTHS // 16) * 16, "level": FULL}, False,
+    "whole blocks": ({"lengths": -(-LENGTHS // 16) * 16, "level": FULL},
         "lengths of sequences are rounded up to multiples of 16 keys"),
-    "padded": ({"level": FULL, "padded": 16}, False, "of each sequence are padded to a"),
-    "other blocks": ({"table": np.roll(TABLE, 1, 0), "level": FULL}, False,
+    "padded": ({"level": FULL, "padded": 16}, "...of each sequence are padded to a"),
+    "other blocks": ({"table": np.roll(TABLE, 1, 0), "level": FULL},
         "keys and values are read from the batch member before"),
-    "mixed blocks": ({"table": np.array([[4, 1, 0], [4, 7, 6], [6, 0, 0]]), "level": FULL}, False,
-        "block 4 in place of 2 (entry 0 of batch member 1), block 6 in place of 3 (entry 2 of"),
+    "mixed blocks": ({"table": np.array([[4, 1, 0], [4, 7, 6], [6, 0, 0]]), "level": FULL},
+        "...block 4 in place of 2 (entry 0 of batch member 1), block 6 in place of 3 (entry 2 of"),
     "blocks in another order": ({"table": np.array([[4, 1, 0], [2, 3, 7], [6, 0, 0]]),
-        "level": FULL}, False, "block 3 in place of 7 (entry 1 of batch member 1), block 7 in"),
+        "level": FULL}, "...block 3 in place of 7 (entry 1 of batch member 1), block 7 in"),
 }  # fmt: skip
 
 
-def judge_blocks(out, causal=False, lengths=LENGTHS):
-    more = {"block_table": TABLE, "cache_seqlens": lengths, "causal": causal}
+def given_blocks(out, lengths=LENGTHS, causal=False):
     q, k, v = in_blocks()
-    return verify(q=q, k=k, v=v, out=out, **more, dtype="bfloat16", profile="flash")
+    more = {"block_table": TABLE, "cache_seqlens": lengths, "causal": causal}
+    return {"q": q, "k": k, "v": v, "out": out} | more
 
 
-@pytest.mark.long(*(x for x in BLOCKS if x not in ("right", "whole blocks")))
-@pytest.mark.parametrize("name", BLOCKS)
-def test_causes_with_keys_in_blocks(name):
-    how, causal, words = BLOCKS[name]
-    found = judge_blocks(attend_blocks(**how), causal)
-    assert (found.verdict == "FAIL") == bool(words)
-    if words:
-        assert found.suspects[0].text.startswith("agrees if ")
-        assert words in found.suspects[0].text
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("lost", "named"), [([0, 2], True), ([0, 1], False)])
-def test_unused_slots_that_are_nan(lost, named):
-    """In sequences of which the last block is not full."""
+def padding_of_nan(*members):
+    """The last block of the sequence in the middle is full."""
     lengths = np.array([21, 48, 11])
     out = attend_blocks(lengths=lengths, level=FULL)
-    out[lost] = np.nan
-    texts = [x.text for x in judge_blocks(out, lengths=lengths).suspects]
-    text = "unused slots of the last block of a sequence are NaN, and 0 times NaN is NaN"
-    assert (f"agrees if {text}" in texts) == named
+    out[[*members]] = np.nan
+    return given_blocks(out, lengths)
+
+
+NAN = "unused slots of the last block of a sequence are NaN, and 0 times NaN is NaN"
+test_causes_with_keys_in_blocks = named(
+    {x: (partial(lambda y: given_blocks(attend_blocks(**y)), how), f"agrees if {words}")
+        for x, (how, words) in BLOCKS.items()}
+    | {"slots": (partial(padding_of_nan, 0, 2), f"agrees if {NAN}$")},
+    ("whole blocks",), profile="flash",
+)  # fmt: skip
+test_causes_in_blocks_are_not_named_for_what_resembles_them = unnamed(
+    {
+        "right blocks": (lambda: given_blocks(attend_blocks(), causal=True), ""),
+        "other slots": (partial(padding_of_nan, 0, 1), NAN),
+    },
+    profile="flash",
+)
 
 
 @pytest.mark.long

@@ -14,6 +14,7 @@ from tests.judge.mistakes.causes.kernels import (
     hide,
     in_tiles,
     named,
+    posing,
     scores,
     unnamed,
 )
@@ -31,12 +32,7 @@ SINKS = np.array([1.0, 2.5])
 CAPPED = BF16(6 * Q), K, V
 
 
-def given(out, arrays=(Q, K, V), **options):
-    return dict(zip("qkv", arrays, strict=True)) | {"out": out} | options
-
-
-def attention(s, v=V, **options):
-    return given(fused(s, v)[0], **options)
+given, attention = posing(Q, K, V)
 
 
 def in_order(order, forget):

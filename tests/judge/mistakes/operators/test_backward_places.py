@@ -33,27 +33,16 @@ def late(x):
     return np.concatenate([0 * x[:, :16], x[:, :-16]], 1)
 
 
-def of_tiles(number, there):
-    """D has a factor for some keys alone: one part of dq, and rows of dk."""
-    arrays = backward(Q, K, V, G)
-    p = np.exp(scores(Q, K) - fused(scores(Q, K), V)[1][..., None])
-    delta = np.sum(G * arrays["out"], -1, keepdims=True) * np.where(there, number, 1.0)
-    ds = BF16(p * (G @ np.swapaxes(V, 1, 2) - delta))
-    return arrays | {"dq": BF16(0.25 * ds @ K), "dk": BF16(0.25 * np.swapaxes(ds, 1, 2) @ Q)}
+def of_tiles(there):
+    """D is left out for some keys alone: one part of dq, and rows of dk."""
+    return backward(Q, K, V, G, of_scores=lambda p, t, delta: p * (t - np.where(there, 0, delta)))
 
 
-def capped(slope, cap=1.0):
-    """Scores are capped; their derivative is what `slope` makes of the right one."""
-    t = np.tanh(scores(Q, K) / cap)
-    out, lse = fused(cap * t, V)
-    p, delta = np.exp(cap * t - lse[..., None]), np.sum(G * out, -1, keepdims=True)
-    ds = BF16(p * (G @ np.swapaxes(V, 1, 2) - delta) * slope(1 - t * t))
-    arrays = backward(Q, K, V, G) | {
-        "out": out,
-        "softcap": cap,
-        "dv": BF16(np.swapaxes(BF16(p), 1, 2) @ G),
-    }
-    return arrays | {"dq": BF16(0.25 * ds @ K), "dk": BF16(0.25 * np.swapaxes(ds, 1, 2) @ Q)}
+def capped(slope):
+    """Scores are capped at 1; their derivative is what `slope` makes of the right one."""
+    right = 1 - np.tanh(scores(Q, K)) ** 2
+    of_scores = lambda p, t, delta: p * (t - delta) * slope(right)  # noqa: E731
+    return backward(Q, K, V, G, forward=np.tanh, of_scores=of_scores) | {"softcap": 1.0}
 
 
 def read_apart(size):
@@ -71,9 +60,9 @@ CASES = {
     "limits by blocks": (
         lambda: backward(Q, K, V, G, CAUSAL, seen_back=ROW // 16 * 16 + 15 >= J) | {"causal": True},
         "in the backward pass queries of a block of 16 see all keys of the block"),
-    "D of some keys": (lambda: of_tiles(0.0, (J // 16) % 2 == 1),
+    "D of some keys": (lambda: of_tiles((J // 16) % 2 == 1),
         "D = d_out . out is left out, but only for keys 16 to 31 of each 32"),
-    "D of some queries": (lambda: of_tiles(0.0, ROW // 16 == 1), "D = d_out . out is left out"),
+    "D of some queries": (lambda: of_tiles(ROW // 16 == 1), "D = d_out . out is left out"),
     "slope of the cap": (lambda: capped(lambda x: 1.0),
         "the derivative of the soft cap is left out"),
     "slope of some keys": (lambda: capped(lambda x: np.where(J >= 32, 1.0, x)),

@@ -12,6 +12,7 @@ from tests.judge.mistakes.causes.kernels import (
     fused,
     hide,
     named,
+    posing,
     scores,
 )
 
@@ -22,8 +23,7 @@ CAUSAL = ahead(N, N) <= 0
 PAIRS = np.arange(2)
 
 
-def given(s, v=V, **more):
-    return {"q": Q, "k": K, "v": V, "out": fused(s, v)[0], "dtype": "bfloat16"} | more
+given, attention = posing(Q, K, V)
 
 
 def merged(weigh, number):
@@ -32,11 +32,14 @@ def merged(weigh, number):
     for x in range(np.max(of) + 1):
         out, lse = fused(S[..., of == x], V[:, of == x])
         each.append((out, weigh(lse, np.max(S[..., of == x], -1))[..., None]))
-    return given(S, out=BF16(sum(w * x for x, w in each) / sum(w for _, w in each)))
+    return given(sum(w * x for x, w in each) / sum(w for _, w in each))
 
 
-def paged(read, n=4, lengths=(60, 37), size=4, causal=True):
-    """Sequences in pages, and what queries get from the places that `read` finds, by member."""
+def paged(read, n=4, lengths=(60, 37), size=4, causal=True, turned=False):
+    """Sequences in pages, and what queries get from the places that `read` finds, by member.
+
+    Pages (slots, heads) may be read as if they were (heads, slots).
+    """
     rng = np.random.default_rng(92)
     q, k, v = (
         BF16(rng.standard_normal(x)) for x in ((2, n, 2, 32), *[(144 // size, size, 2, 32)] * 2)
@@ -44,7 +47,8 @@ def paged(read, n=4, lengths=(60, 37), size=4, causal=True):
     table = rng.permutation(144 // size)[: 2 * (64 // size)].reshape(2, -1)
     out = np.zeros(q.shape)
     for member, length in enumerate(lengths):
-        x = [np.concatenate([y.reshape(-1, 2, 32), np.zeros((1, 2, 32))]) for y in (k, v)]
+        x = (y.reshape(-1, 2, size, 32).swapaxes(1, 2) if turned else y for y in (k, v))
+        x = [np.concatenate([y.reshape(-1, 2, 32), np.zeros((1, 2, 32))]) for y in x]
         at = read(table[member], np.arange(length), member)
         kept = [np.swapaxes(y[at], 0, 1) for y in x]
         s = scores(np.swapaxes(q[member], 0, 1), kept[0])
@@ -84,14 +88,23 @@ FORWARD = {
         lambda: merged(lambda lse, top: np.exp(lse) * (1.2 + np.sin(9 * lse)), J // 32),
         "tiles of 32 keys are added with other weights, in each row "),
     "part of a tile without scale": (
-        lambda: given(np.where(J % 16 >= 8, 4 * S, S)),
+        lambda: attention(np.where(J % 16 >= 8, 4 * S, S)),
         "the scale is 1, but only for keys 8 to 15 of each 16"),
     "part of tiles masked late": (
-        lambda: given(hide(S, np.where(J // 16 % 3 == 1, J - 31, J) <= ROW), causal=True),
+        lambda: attention(hide(S, np.where(J // 16 % 3 == 1, J - 31, J) <= ROW), causal=True),
         "query i sees keys up to i + 31, but only for keys 16 to 31, 64 to 79"),
     "bias of distances": (
-        lambda: given(S + np.random.default_rng(94).standard_normal((2, 2 * N))[:, J - ROW + N]),
+        lambda: attention(
+            S + np.random.default_rng(94).standard_normal((2, 2 * N))[:, J - ROW + N]),
         "a bias by (i - j) is added to the scores, "),
+    "numbers of pages": (lambda: paged(lambda t, j, _: t[j // 16] % 8 * 16 + j % 16, size=16),
+        "numbers of blocks are taken modulo 8"),
+    "size of pages": (
+        lambda: paged(lambda t, j, _: t[j // 8] * 16 + j % 8, lengths=(32, 31), size=16),
+        "blocks of 16 keys are read as blocks of 8: key j is key j % 8 of entry j // 8 of the "),
+    "strides of pages": (
+        lambda: paged(lambda t, j, _: t[j // 16] * 16 + j % 16, size=16, turned=True),
+        "each block of the cache is read with the strides of (heads, rows), not (rows, heads)"),
     "page size taken as 1": (
         lambda: paged(lambda t, j, _: t[: -(-len(j) // 4)], n=1, causal=False),
         "blocks of 4 keys are read as blocks of 1"),
@@ -120,7 +133,7 @@ def test_what_overflows(lost):
         (top > 130, True),
         (top[:, ::-1] > 130, False),
     ):
-        x = given(60 * S, scale=15.0, out=np.where(here, lost, fused(60 * S, V)[0]))
+        x = given(np.where(here, lost, fused(60 * S, V)[0]), scale=15.0, dtype="bfloat16")
         text = verify(**x).suspects[0].text
         assert ("they are all rows in which the largest score is above 129" in text) == told
 
@@ -132,23 +145,7 @@ def of_pairs(shown):
 
 def of_columns(kept, times=1.0):
     """Of d_out . v some columns count, and D so often."""
-    arrays = backward(Q, K, V, G)
-    p = np.exp(S - fused(S, V)[1][..., None])
-    ds = BF16(
-        p
-        * ((kept * G) @ np.swapaxes(V, 1, 2) - times * np.sum(G * arrays["out"], -1, keepdims=True))
-    )
-    return arrays | {"dq": BF16(0.25 * ds @ K), "dk": BF16(0.25 * np.swapaxes(ds, 1, 2) @ Q)}
-
-
-def other_lse():
-    """Late queries have the lse of the other head against keys of two chunks."""
-    arrays = backward(Q, K, V, G)
-    lse = fused(S, V)[1][..., None] + np.where((J >= 24) & (J < 72) & (ROW >= 72), ROW / 50, 0.0)
-    p = np.exp(S - lse)
-    ds = BF16(p * (G @ np.swapaxes(V, 1, 2) - np.sum(G * arrays["out"], -1, keepdims=True)))
-    dq, dk = BF16(0.25 * ds @ K), BF16(0.25 * np.swapaxes(ds, 1, 2) @ Q)
-    return arrays | {"dq": dq, "dk": dk, "dv": BF16(np.swapaxes(BF16(p), 1, 2) @ G)}
+    return backward(Q, K, V, G, values=lambda v: kept * v, delta=lambda x: times * x)
 
 
 def transposed():
@@ -170,8 +167,9 @@ BACKWARD = {
     "transposed tiles": (
         lambda: backward(Q, K, V, G) | {"dv": transposed()},
         "weights of each tile of 32 queries and 32 keys are transposed"),
-    "lse of some keys": (
-        other_lse, "in the backward pass weights of keys 24 to 71 have another lse"),
+    "lse of some keys": (  # late queries have that of the other head against keys of two chunks
+        lambda: backward(Q, K, V, G, scores=lambda s: s - (J >= 24) * (J < 72) * (ROW >= 72) * ROW
+            / 50), "in the backward pass weights of keys 24 to 71 have another lse"),
 }  # fmt: skip
 test_what_is_wrong_in_the_backward_pass = named(
     {x: (*y, "dv" if x == "transposed tiles" else "dq") for x, y in BACKWARD.items()},

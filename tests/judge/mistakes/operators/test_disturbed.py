@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from refattn.judge import verify
-from refattn.judge.rounding.formats import FORMATS
+from tests.judge.mistakes.causes.kernels import BF16
+from tests.judge.mistakes.operators.test_handed_on import N, judge
 
 RNG = np.random.default_rng(7)
-N, D, HEADS = 100, 32, 3
-BF16 = FORMATS["bfloat16"].round
+D, HEADS = 32, 3
 
 
 def draw(by_coordinate):
@@ -32,14 +31,6 @@ def recur(x, change=lambda t, s, states, g: s, decays=None, writes=None):
         s = s + beta[:, t, None, None] * k @ (v - s.mT @ k).mT
         out[:, t] = D**-0.5 * (q.mT @ s)[:, 0]
     return out
-
-
-def judge(x, out):
-    decay, name = x["g"], "kimi-delta-attention"
-    if decay.shape[-1] == 1:
-        decay, name = decay[..., 0], "gated-delta-rule"
-    given = {y: x[y] for y in ("q", "k", "v", "beta")}
-    return verify(**given, log_decay=decay, out=BF16(out), estimator=name, dtype="bfloat16")
 
 
 def before(t, words):
@@ -84,16 +75,11 @@ DECAYS = {
     "the decay of tokens 20 to 29 is applied twice": (20, 30, lambda g: 2 * g),
     "the decay of tokens 40 to 63 is left out": (40, 64, lambda g: 0 * g),
     "the decay of tokens 40 to 63 is that of the token before": (
-        40,
-        64,
-        lambda g: np.roll(g, 1, 1),
-    ),
+        40, 64, lambda g: np.roll(g, 1, 1)),
     "the state decays at tokens 70 to 79, where log_decay is 0: by factors of 0.81": (
-        *(70, 80),
-        lambda g: g - 0.2,
-    ),
+        70, 80, lambda g: g - 0.2),
     "before token 33: the right state times ": (33, 34, lambda g: 0 * g - np.log(4)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.long

@@ -59,22 +59,6 @@ def states_before(x, i):
     return chunked({**x, "k": np.where(later, 0, x["k"]), "g": np.where(later, 0, x["g"])})[1]
 
 
-def left_out(sums):
-    return np.exp(sums[:, -1:]), np.ones((1, 1, 1))
-
-
-def from_start(sums):
-    return np.exp(sums[:, -1:]), np.exp(sums)
-
-
-def whole(sums):
-    return np.ones((1, 1, 1)), np.exp(sums[:, -1:] - sums)
-
-
-def as_zero(sums):
-    return np.ones((1, 1, 1)), np.exp(-sums)
-
-
 def by_column(sums):
     padded = np.pad(sums, ((0, 0), (0, 32 - sums.shape[1]), (0, 0)), "edge")
     return np.exp(sums[:, -1:]), np.exp(sums[:, -1:] - padded[:, :COLUMNS]).mT
@@ -90,33 +74,28 @@ class OfChunkBefore:
         return kept + 0 * sums[:, -1:], np.exp(sums[:, -1:] - sums)
 
 
+def of_last(kept, own):
+    """What the state and tokens are multiplied by, of sums of log decays and the last of them."""
+    return lambda sums: (kept(sums[:, -1:]), own(sums, sums[:, -1:]))
+
+
+ONE, TO_END = lambda *_: np.ones((1, 1, 1)), lambda sums, last: np.exp(last - sums)
 CASES = {
     "chunks of 16 pass on, the decay of the state over the chunk is that of the chunk before": {
-        "size": 16,
-        "passed": OfChunkBefore(),
-    },
+        "size": 16, "passed": OfChunkBefore()},
     "after its chunk of 32, not before it": {"size": 32, "by": 1},
     "one chunk of 16 too early": {"size": 16, "by": -1},
     "chunks of 32 pass on, the decay from a token to the end of its chunk is left out": {
-        "size": 32,
-        "passed": left_out,
-    },
+        "size": 32, "passed": of_last(np.exp, ONE)},
     "chunks of 16 pass on, the decay from a token to the end of its chunk is that from its": {
-        "size": 16,
-        "passed": from_start,
-    },
+        "size": 16, "passed": of_last(np.exp, lambda sums, _: np.exp(sums))},
     "chunks of 64 pass on, the decay of the state over the chunk is left out": {
-        "size": 64,
-        "passed": whole,
-    },
+        "size": 64, "passed": of_last(ONE, TO_END)},
     "chunks of 32 pass on, the decay from a token to the end of its chunk is read by the column "
     "of v": {"size": 32, "passed": by_column},
     "tokens 64 to 99 of chunks of 64, the sum of log decays over the chunk counts as 0": {
-        "size": 64,
-        "passed": as_zero,
-        "last": True,
-    },
-}
+        "size": 64, "passed": of_last(ONE, lambda sums, _: np.exp(-sums)), "last": True},
+}  # fmt: skip
 
 
 # What queries of a chunk multiply the state before it by, of sums of log decays.
@@ -136,7 +115,7 @@ def test_decays_with_which_states_are_read(words):
         before = states_before(x, i)
         off = np.exp(READ_WITH[words](sums)) - np.exp(sums)
         out[:, i : i + 32] += D**-0.5 * (off * x["q"][:, i : i + 32]) @ before
-    found = judge(x, out, state)["out"].suspects
+    found = judge(x, out, state).parts["out"].suspects
     assert [y.text for y in found] == [
         f"agrees if a query reads the state before its chunk of 32, but its decay is {words}"
     ]
@@ -165,7 +144,7 @@ def test_sums_of_log_decays_that_restart():
     x = draw()
     g = x["g"].copy()
     g[:, 32::64] -= np.sum(np.reshape(x["g"][:, :96], (2, -1, 32, 1)), 2)[:, ::2]
-    found = judge(x, *chunked({**x, "g": g}))
+    found = judge(x, *chunked({**x, "g": g})).parts
     words = "agrees if the sum of log decays in chunks of 64 restarts after each 32 tokens"
     assert [y.suspects[0].text for y in found.values()] == [words, words]
 
@@ -181,20 +160,21 @@ def test_states_that_decay_by_column():
 
     x = draw()
     x |= {"g": x["g"] / 2, "first": 4 * x["first"], "beta": x["beta"] / 4}
-    text = judge(x, *chunked(x, size=32, passed=passed))["out"].suspects[0].text
+    text = judge(x, *chunked(x, size=32, passed=passed)).parts["out"].suspects[0].text
     assert re.match(
         r"agrees if tokens 32 to \d+ read another state before token 32: in it is ", text
     )
     assert "times that of the state before token 0, as it decays, by column (columns" in text
 
 
-def judge(x, out, state):
+def judge(x, out, state=None):
     decay, name = x["g"], "kimi-delta-attention"
     if decay.shape[-1] == 1:
         decay, name = decay[..., 0], "gated-delta-rule"
-    given = {y: x[y] for y in ("q", "k", "v", "beta")} | {"initial_state": x["first"]}
-    given |= {"log_decay": decay, "out": BF16(out), "state": np.float32(state)}
-    return verify(**given, estimator=name, dtype="bfloat16").parts
+    given = {y: x[y] for y in ("q", "k", "v", "beta")} | {"initial_state": x.get("first")}
+    given |= {"log_decay": decay, "out": BF16(out)}
+    given |= {} if state is None else {"state": np.float32(state)}
+    return verify(**given, estimator=name, dtype="bfloat16")
 
 
 @pytest.mark.long
@@ -205,10 +185,10 @@ def test_what_chunks_read_and_pass_on(words, by_coordinate):
         return
     x = draw(by_coordinate)
     right = chunked(x)
-    assert {y.verdict for y in judge(x, *right).values()} == {"PASS"}
+    assert {y.verdict for y in judge(x, *right).parts.values()} == {"PASS"}
     out, state = chunked(x, **CASES[words])
     of = "state" if words.startswith("tokens") else "out"
-    parts = judge(x, out if of == "out" else right[0], state)
+    parts = judge(x, out if of == "out" else right[0], state).parts
     assert parts[of].verdict == "FAIL"
     assert words in parts[of].suspects[0].text
     assert len(parts[of].suspects) == 1

@@ -1,18 +1,19 @@
 """Keys that queries see by mistake, or do not: limits are found, and none where there is none."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from refattn.judge import verify
 
 from refattn.judge.mistakes.operators import limits  # isort: skip  (after `verify`)
-from tests.judge.mistakes.causes.kernels import ahead, draw, fused, hide, named, scores
+from tests.judge.mistakes.causes.kernels import ahead, draw, fused, hide, named, scores, unnamed
 
 N = 64
 Q, K, V, _ = draw(21, n=N)
-S = scores(Q, K)
 FAR, ROW, J = ahead(N, N), np.arange(N)[:, None], np.arange(N)
-CAUSAL, WINDOW = FAR <= 0, (FAR <= 0) & (FAR >= -20)
+CAUSAL = FAR <= 0
 MASK = np.random.default_rng(3).random((N, N)) < 0.6
 SOME = (np.arange(2)[:, None, None] == 1) & (ROW // 16 % 2 == 1) & (ROW % 32 != 23)
 FEW = draw(22, n=48, m=80)[:3]
@@ -24,6 +25,54 @@ def given(seen, arrays=(Q, K, V), **options):
     return {"q": q, "k": k, "v": v, "out": fused(hide(scores(q, k), seen), v)[0]} | options
 
 
+def in_ring():
+    """Of 40 keys the newest are hidden, from the one on at which the ring wrapped."""
+    arrays, own = draw(35, n=8, m=40, d=64)[:3], np.arange(8)[:, None] + 32
+    j = np.arange(40)
+    return given((j <= own) & ((j < 19) | (j > own - 13)), arrays, causal=True, window=(31, 0))
+
+
+def zeroed(made):
+    made["out"][1, :32] = 0
+    return made
+
+
+def twice_in_a_sequence():
+    """Two sequences of 16 queries with 40 and 24 cached keys, of which 24 count twice."""
+    q, k, v, _ = draw(33, n=32, m=96)
+    offsets = np.array([0, 16, 32]), np.array([0, 56, 96])
+    of_query, of_key = (np.searchsorted(x, np.arange(x[-1]), "right") - 1 for x in offsets)
+    own = np.arange(32) - offsets[0][of_query] + np.diff(offsets[1])[of_query] - 16
+    near = np.arange(96) - offsets[1][of_key] <= own[:, None]
+    s = hide(scores(q, k), (of_query[:, None] == of_key) & near)
+    s[:, 16:, :80] += np.log(2)
+    made = {"q": q, "k": k, "v": v, "out": fused(s, v)[0]}
+    made = {x: np.swapaxes(y, 0, 1) for x, y in made.items()} | {"causal": True}
+    return made | {"cu_seqlens_q": offsets[0], "cu_seqlens_k": offsets[1]}
+
+
+def of_members(mask, seen):
+    mask, seen = (x[:, None] for x in (mask, seen))
+    arrays = [x.reshape(3, 2, N, 16) for x in draw(31, heads=6, n=N)[:3]]
+    made = given(seen, arrays, mask=mask)
+    return made | {"out": np.nan_to_num(made["out"])}
+
+
+PADS = np.array([3, 7, 13])[:, None, None]
+PADDED = (FAR <= 0) & (J >= PADS)
+CHUNKED = PADDED & ((J - PADS) // 16 == (ROW - PADS) // 16)
+ROWS = np.random.default_rng(5).random((3, N, N)) < 0.7
+# Of members of a batch with padding before their keys: what is named, the mask, and what is seen.
+OF_MEMBERS = {
+    "the mask is ignored, and attention is causal, but only in queries 50 to 63": (
+        PADDED, np.where(ROW >= 50, FAR <= 0, PADDED)),
+    "the window of query i starts at 16 (i // 16) in batch members 1, 2": (
+        CHUNKED, np.where(PADS > 3, PADDED & (J // 16 == ROW // 16), CHUNKED)),
+    "the mask is read from the first batch member": (
+        PADDED, np.broadcast_to(PADDED[:1], (3, N, N))),
+    "the mask is read from the next batch member": (
+        ROWS, np.where(ROW >= 32, np.roll(ROWS, -1, 0), ROWS)),
+}  # fmt: skip
 # The keys that are seen, what is said, and what is to be named.
 CASES = {
     "masked in the last tile": (
@@ -64,6 +113,15 @@ CASES = {
     "mask that is inverted": (lambda: given(FAR > 0, causal=True),
         "query i sees keys from i + 1, and no others"),
     "mask that ends": (lambda: given(MASK | (J >= 40), mask=MASK), "keys 40 to 63 are not masked"),
+    "in rows that are no tiles": (
+        lambda: given(np.where(ROW % 3 == 1, J <= ROW // 32 * 32 + 31, CAUSAL), causal=True),
+        "agrees if queries of a block of 32 see all keys of the block, but only in queries"),
+    "in the order of a ring": (in_ring,
+        "query 0 not key 19 and also key 0; query 1 not keys 19 to 20 and also keys 0 to 1"),
+    "rows of zeros": (lambda: zeroed(given(CAUSAL, causal=True)),
+        "head 1, queries 0 to 31: all numbers are 0, as if they were never computed$"),
+    "twice in a sequence": (twice_in_a_sequence, "keys 56 to 79 count twice"),
+    **{x: (partial(of_members, *y), f"agrees if {x}") for x, y in OF_MEMBERS.items()},
     "mask that begins": (lambda: given(MASK | (J < 16), mask=MASK), "keys 0 to 15 are not masked"),
 }  # fmt: skip
 test_limits_are_named = named(CASES, ("loop too short",), profile="flash")
@@ -75,26 +133,22 @@ def test_a_shift_to_the_last_key():
     assert limits._choose_shift(far, np.arange(2)) == (2, 0.0)
 
 
-@pytest.mark.long
-def test_a_limit_is_named_for_rows_that_are_no_tiles():
-    """Every third query sees all keys of its block, and no others do."""
-    found = verify(**given(np.where(ROW % 3 == 1, J <= ROW // 32 * 32 + 31, CAUSAL), causal=True))
-    words = "agrees if queries of a block of 32 see all keys of the block, but only in queries"
-    assert found.suspects[0].text.startswith(words)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", [0, 1])
-def test_none_is_named_where_each_query_has_its_own(seed):
-    """Or where more is wrong than what a query sees."""
+def of_own(seed):
+    """Each query lacks keys of its own."""
     more = np.random.default_rng(seed).integers(1, 12, (N, 1))
-    arrays = given(FAR - more <= 0, causal=True)
-    other = given(CAUSAL & (J <= ROW // 32 * 32 + 15), causal=True)
-    other["out"] = np.where(ROW % 2, other["out"], V)
-    for x in (arrays, other):
-        found = verify(**x, dtype="bfloat16", profile="flash")
-        assert found.verdict == "FAIL"
-        assert not any("block" in y.text for y in found.suspects)
+    return given(FAR - more <= 0, causal=True)
+
+
+def of_other_values():
+    """More is wrong than what a query sees."""
+    arrays = given(CAUSAL & (J <= ROW // 32 * 32 + 15), causal=True)
+    return arrays | {"out": np.where(ROW % 2, arrays["out"], V)}
+
+
+NONE = {"own limits": lambda: of_own(0), "others": lambda: of_own(1), "values": of_other_values}
+test_none_is_named_where_none_is = unnamed(
+    {x: (y, "block") for x, y in NONE.items()}, profile="flash"
+)
 
 
 @pytest.mark.long
@@ -113,76 +167,3 @@ def test_ends_of_masks_of_many_batch_members(members):
             assert text.endswith(" and so on (20 more)" if np.ptp(late) else "too late")
         else:
             assert f"to {lengths[0, 0, 0, 0] + late[0, 0, 0, 0] - 1}" in text
-
-
-PADS = np.array([3, 7, 13])[:, None, None]
-PADDED = (FAR <= 0) & (J >= PADS)
-CHUNKED = PADDED & ((J - PADS) // 16 == (ROW - PADS) // 16)
-# Of members of a batch with padding before their keys: the mask, what is seen, and what is named.
-PADDED_CASES = {
-    "the mask is ignored, and attention is causal, but only in queries 50 to 63": (
-        PADDED,
-        np.where(ROW >= 50, FAR <= 0, PADDED),
-    ),
-    "the window of query i starts at 16 (i // 16) in batch members 1, 2": (
-        *(CHUNKED, np.where(PADS > 3, PADDED & (J // 16 == ROW // 16), CHUNKED)),
-    ),
-    "the mask is read from the first batch member": (
-        PADDED,
-        np.broadcast_to(PADDED[:1], (3, N, N)),
-    ),
-    "the mask is read from the next batch member": (
-        *(rows := np.random.default_rng(5).random((3, N, N)) < 0.7,),
-        np.where(ROW >= 32, np.roll(rows, -1, 0), rows),
-    ),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("words", PADDED_CASES)
-def test_masks_of_batch_members(words):
-    mask, seen = (x[:, None] for x in PADDED_CASES[words])
-    arrays = [x.reshape(3, 2, N, 16) for x in draw(31, heads=6, n=N)[:3]]
-    with np.errstate(all="ignore"):
-        made = given(seen, arrays, mask=mask)
-    made["out"] = np.nan_to_num(made["out"])
-    (found,) = verify(**made, dtype="bfloat16", profile="flash").suspects
-    assert found.text.startswith(f"agrees if {words}")
-
-
-@pytest.mark.long
-def test_a_window_in_the_order_of_a_ring():
-    """Of 40 keys the newest are hidden, from the one on at which the ring wrapped."""
-    arrays, own = draw(35, n=8, m=40, d=64)[:3], np.arange(8)[:, None] + 32
-    j = np.arange(40)
-    made = given((j <= own) & ((j < 19) | (j > own - 13)), arrays, causal=True, window=(31, 0))
-    (found,) = verify(**made, dtype="bfloat16", profile="flash").suspects
-    words = "query 0 not key 19 and also key 0; query 1 not keys 19 to 20 and also keys 0 to 1"
-    assert words in found.text
-
-
-@pytest.mark.long
-def test_rows_of_zeros_have_no_factor():
-    made = given(CAUSAL, causal=True)
-    made["out"][1, :32] = 0
-    found = verify(**made, dtype="bfloat16").suspects
-    assert [x.text for x in found] == [
-        "head 1, queries 0 to 31: all numbers are 0, as if they were never computed"
-    ]
-
-
-@pytest.mark.long
-def test_keys_that_count_twice_are_those_of_the_sequence():
-    """Two sequences of 16 queries with 40 and 24 cached keys, of which 24 count twice."""
-    q, k, v, _ = draw(33, n=32, m=96)
-    offsets = np.array([0, 16, 32]), np.array([0, 56, 96])
-    of_query, of_key = (np.searchsorted(x, np.arange(x[-1]), "right") - 1 for x in offsets)
-    own = np.arange(32) - offsets[0][of_query] + np.diff(offsets[1])[of_query] - 16
-    near = np.arange(96) - offsets[1][of_key] <= own[:, None]
-    s = hide(scores(q, k), (of_query[:, None] == of_key) & near)
-    s[:, 16:, :80] += np.log(2)
-    made = {x: np.swapaxes(y, 0, 1) for x, y in zip("qkv", (q, k, v), strict=True)}
-    made |= {"out": np.swapaxes(fused(s, v)[0], 0, 1), "causal": True}
-    made |= {"cu_seqlens_q": offsets[0], "cu_seqlens_k": offsets[1]}
-    (found,) = verify(**made, dtype="bfloat16").suspects
-    assert "keys 56 to 79 count twice" in found.text

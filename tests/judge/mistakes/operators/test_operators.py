@@ -200,13 +200,6 @@ def across():
     return given(S) | {"out": np.swapaxes(fused(scores(q, k), v)[0], 0, 1)}
 
 
-def sinks_of_rows():
-    sinks = np.array([3, -1, 4, 1.0])
-    w = np.exp(S)
-    total = np.sum(w, -1) + np.exp(sinks[(4 * J + HEAD[..., 0]) // 4 % 4])
-    return given(S) | {"out": BF16(w @ V / total[..., None]), "sinks": sinks}
-
-
 def scaled():
     """The scale of values 24 to 47 of the second batch member is not applied."""
     q, k, v, s = (x.reshape(2, 2, *x.shape[1:]) for x in (Q, K, V, S))
@@ -227,26 +220,6 @@ def members_of(change):
         "out": fused(scores(q, change(k)), change(v))[0],
         "dtype": "bfloat16",
     }
-
-
-def in_blocks(read, turned=False):
-    """Two sequences of 48 keys in blocks of 16, from places by the table and the key.
-
-    Blocks (slots, heads) may be read as if they were (heads, slots).
-    """
-    table = np.random.default_rng(57).permutation(12).reshape(2, 6)
-    q, k, v = Q.reshape(-1)[:384].reshape(-1, 2, 16), K.reshape(-1, 2, 16), V.reshape(-1, 2, 16)
-    q, there = q.reshape(2, 6, 2, 16), read(table, np.arange(48))
-    of_key = [np.swapaxes(x.reshape(12, 2, 16, 16), 1, 2).reshape(x.shape) for x in (k, v)]
-    taken = of_key if turned else (k, v)
-    moved = [np.swapaxes(x, 1, 2) for x in (q, *(x[there] for x in taken))]
-    out, _ = fused(scores(*moved[:2]), moved[2])
-    pages = {"k": k.reshape(12, 16, 2, 16), "v": v.reshape(12, 16, 2, 16), "block_table": table}
-    return (
-        {"q": q, "out": np.swapaxes(out, 1, 2), "dtype": "bfloat16"}
-        | pages
-        | {"cache_seqlens": np.array([48, 48])}
-    )
 
 
 def split():
@@ -315,6 +288,38 @@ def early():
     return given(S + np.where(J >= 32, moved, BIAS), bias=BIAS)
 
 
+def in_parts():
+    """dq and dk by weights of each part of the keys, D of all; dv is right."""
+    parts = np.repeat(np.logaddexp.reduceat(S, [0, 48], -1), 48, -1)
+    lost = parts - np.logaddexp.reduce(S, -1)[..., None]
+    arrays = backward(Q, K, V, G, scores=lambda s: s - lost)
+    return arrays | {"dv": backward(Q, K, V, G)["dv"]}
+
+
+def in_float64(q, **options):
+    out = softmax_attention(q, K, V, **options)
+    return {"q": q, "k": K, "v": V, "out": out, "dtype": None}
+
+
+def in_float32():
+    p = np.exp(S.astype(f32) - np.max(S, -1, keepdims=True).astype(f32))
+    out = (p / np.sum(p, -1, keepdims=True)).astype(float) @ (V + 1e-12)
+    return {"q": Q + 1e-12, "k": K, "v": V + 1e-12, "out": out, "dtype": None}
+
+
+def one_row(made):
+    made["out"][1, 40] *= 1 + 1e-13
+    return made
+
+
+def of_float16():
+    q, k, v, _ = (x + 0.001 for x in draw(54))
+    q, k, v = (x.astype(f32) for x in (q, FORMATS["float16"].round(k), v))
+    p = np.exp(scores(FORMATS["float16"].round(q), k.astype(float)))
+    out = (p / np.sum(p, -1, keepdims=True) @ v.astype(float)).astype(f32)
+    return {"q": q, "k": k, "v": v, "out": out, "dtype": None}
+
+
 FLAT = BIAS[:, :, 0].ravel()
 FOURS = J // 4 * 4 + J % 2 * 2 + J % 4 // 2
 SPREAD = np.where((J >= 48) & (J < 64) | (J >= 80), J - 32, J)
@@ -348,18 +353,9 @@ CASES = {
     "rows not written": (unwritten, "keys 20 to 24 are left out, and queries 20 to 24 are 0"),
     "overlapping rows": (padded_rows, "q . k also sums the first 8 channels of the next token"),
     "axes": (across, "attention runs over the heads of the same token"),
-    "sinks of rows": (sinks_of_rows,
-        "in query i, head g of each 4 has the sink that is number i % 4"),
     "scale of some keys": (scaled, "v_scale is not applied: keys 24 to 47 of batch member 1"),
     "zeros of members": (lambda: members_of(new_keys),
         "keys and values are read as 0: keys 40 to 47 of batch member 0, keys 43 to 47 of batch "),
-    "numbers of blocks": (lambda: in_blocks(lambda table, j: table[:, j // 16] % 8 * 16 + j % 16),
-        "numbers of blocks are taken modulo 8"),
-    "size of blocks": (lambda: in_blocks(lambda table, j: table[:, j // 8] * 16 + j % 8),
-        "blocks of 16 keys are read as blocks of 8: key j is key j % 8 of entry j // 8 of the "),
-    "strides of blocks": (
-        lambda: in_blocks(lambda table, j: table[:, j // 16] * 16 + j % 16, turned=True),
-        "each block of the cache is read with the strides of (heads, rows), not (rows, heads)"),
     "split heads": (split, "queries, keys, values and the output have the strides of (heads, "),
     "padded lse": (
         lambda: given(S) | {"lse": np.pad(fused(S, V)[1], ((0, 0), (0, 32))).ravel()[: 4 * N]
@@ -475,6 +471,20 @@ CASES = {
         lambda: members((np.arange(2 * N) < 140).reshape(2, N), J < [[70], [70]]),
         "the masks of batch members are written with rows of 70 keys, not 96"),
     "first choice": (chosen, "key 0 is read in place of the first key of each choice"),
+    "strewn": (strewn,
+        "numbers where query // 8 % 4 = column % 4 are unlike the exact ones, as if they"),
+    "rows of nowhere": (lambda: given(S) | {"out": np.where(ROW // 32 == 1, V[..., ::-1],
+        given(S)["out"])}, "queries 32 to 63: numbers have nothing to do with the exact ones"),
+    "parts of a backward pass": (in_parts,
+        "agrees if in the backward pass weights are normalised in each of 2 parts of the keys",
+        "dq dk"),
+    "in float32": (in_float32, "agrees if the softmax, or all of it, is computed in "
+        "float32$"),
+    "nearly another scale": (lambda: in_float64(Q, scale=(1 + 1e-8) / 4),
+        "the scale is 1.00000001"),
+    "far less than float32 leaves": (lambda: one_row(in_float64(Q + 1e-12)),
+        "the output is 1.0000000000001"),
+    "formats that agree": (of_float16, "agrees if queries are rounded to ... float16"),
     "later keys": (late, "attention is not causal: keys j > i count decay^(j - i) times, but only"),
 }  # fmt: skip
 test_a_mistake_is_named_by_its_place = named(CASES, ("bit of a row",))
@@ -511,37 +521,9 @@ test_no_place_is_named_that_is_not_there = unnamed(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("wrong", "words"), [
-    (strewn, "numbers where query // 8 % 4 = column % 4 are unlike the exact ones, as if they"),
-    (lambda: given(S) | {"out": np.where((ROW >= 32) & (ROW < 64), V[..., ::-1],
-        given(S)["out"])}, "queries 32 to 63: numbers have nothing to do with the exact ones"),
-])  # fmt: skip
-def test_numbers_that_were_never_written(wrong, words):
-    assert words in verify(**wrong()).suspects[0].text
-
-
-@pytest.mark.long
-def test_parts_of_a_backward_pass_have_their_own_sums():
-    """dq and dk by weights of each part of the keys, D of all; dv is right."""
-    arrays = backward(Q, K, V, G)
-    parts = np.logaddexp.reduceat(S, [0, 48], -1)
-    p = np.exp(S - np.repeat(parts, 48, -1))
-    delta = np.sum(G * arrays["out"], -1, keepdims=True)
-    ds = BF16(0.25 * p * (G @ np.swapaxes(V, 1, 2) - delta))
-    arrays |= {"dq": BF16(ds @ K), "dk": BF16(np.swapaxes(ds, 1, 2) @ Q)}
-    found = verify(**arrays).parts
-    words = "agrees if in the backward pass weights are normalised in each of 2 parts of the keys"
-    assert all(found[x].suspects[0].text.startswith(words) for x in ("dq", "dk"))
-
-
-@pytest.mark.long
 def test_the_scale_of_a_backward_pass_is_one_for_all_parts():
-    arrays = backward(Q, K, V, G)
-    p = np.exp(0.8 * S - np.logaddexp.reduce(S, -1)[..., None])
-    delta = np.sum(G * arrays["out"], -1, keepdims=True)
-    ds = BF16(0.2 * p * (G @ np.swapaxes(V, 1, 2) - delta))
-    arrays |= {"dq": BF16(ds @ K), "dk": BF16(np.swapaxes(ds, 1, 2) @ Q)}
-    found = verify(**arrays | {"dv": BF16(np.swapaxes(BF16(p), 1, 2) @ G)}).parts
+    of_scores = lambda p, t, delta: 0.8 * p * (t - delta)  # noqa: E731
+    found = verify(**backward(Q, K, V, G, scale=0.2, of_scores=of_scores)).parts
     for of in ("dq", "dk", "dv"):
         words = re.match(
             r"agrees if in the backward pass the scale is (\S+) ± ", found[of].suspects[0].text
@@ -560,31 +542,3 @@ def test_an_error_of_a_cause_ends_no_verdict(monkeypatch):
     monkeypatch.setattr(trials, "_PLAIN_LISTS", (fail, *trials._PLAIN_LISTS))
     found = verify(**given(hide(S, CAUSAL)))
     assert found.suspects[0].text == "agrees if attention is causal"
-
-
-@pytest.mark.long
-def test_a_float64_output_of_a_float32_softmax():
-    p = np.exp(S.astype(f32) - np.max(S, -1, keepdims=True).astype(f32))
-    out = (p / np.sum(p, -1, keepdims=True)).astype(float) @ (V + 1e-12)
-    found = verify(q=Q + 1e-12, k=K, v=V + 1e-12, out=out)
-    assert [x.text for x in found.suspects] == [
-        "agrees if the softmax, or all of it, is computed in float32"
-    ]
-    out = softmax_attention(Q, K, V, scale=(1 + 1e-8) * Q.shape[-1] ** -0.5)
-    assert "the scale is 1.00000001" in verify(q=Q, k=K, v=V, out=out).suspects[0].text
-    out = softmax_attention(Q + 1e-12, K, V)
-    out[1, 40] *= 1 + 1e-13  # far less than float32 leaves
-    few = verify(q=Q + 1e-12, k=K, v=V, out=out)
-    assert "the output is 1.0000000000001" in few.suspects[0].text
-
-
-@pytest.mark.long
-def test_formats_of_a_cause_that_agree_are_all_named():
-    q, k, v, _ = (x + 0.001 for x in draw(54))
-    q, k, v = (x.astype(f32) for x in (q, FORMATS["float16"].round(k), v))
-    s = scores(FORMATS["float16"].round(q), k.astype(float))
-    p = np.exp(s)
-    out = (p / np.sum(p, -1, keepdims=True) @ v.astype(float)).astype(f32)
-    found = verify(q=q, k=k, v=v, out=out)
-    assert found.suspects[0].text.startswith("agrees if queries are rounded to ")
-    assert "float16" in found.suspects[0].text

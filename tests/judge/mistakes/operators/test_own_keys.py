@@ -1,5 +1,7 @@
 """A key of each wrong row, another in each, that is lost, counted twice, seen or exchanged."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -23,75 +25,94 @@ def made(d_v=D, seed=0):
     return {"q": q, "k": k, "v": v, "mask": mask}
 
 
-def weights(given):
-    """Of every key, e^score over the sum of those that are seen."""
-    scores = given["q"] @ np.swapaxes(given["k"], -1, -2) / D**0.5
-    w = np.exp(scores)
-    return w / np.sum(w * given["mask"], -1, keepdims=True)
+GIVEN = made()
+OUT, LSE = attend(*(GIVEN[x] for x in "qkv"), mask=GIVEN["mask"], scale=D**-0.5)
+# Of every key, e^score over the sum of those that are seen.
+WEIGHTS = np.exp(GIVEN["q"] @ np.swapaxes(GIVEN["k"], -1, -2) / D**0.5 - LSE[..., None])
+SEEN = WEIGHTS * GIVEN["mask"]
 
 
-def wrong_row(given, at, key, way):
-    p, v = weights(given)[at] * given["mask"], given["v"][at[0]]
+def spoiled(at, to, **more):
+    """The right output, with other numbers at a place."""
+    out = OUT.copy()
+    out[at] = to
+    return GIVEN | {"out": BF16(out)} | more
+
+
+def wrong_row(at, key, way):
+    p, v = SEEN[at].copy(), GIVEN["v"][at[0]]
     if way == "alone":
         p = np.where(np.arange(M) == key, 1.0, 0.0)
     elif way in ("another", "weighed"):
         v = v.copy()
         v[key] = v[key + 1] if way == "another" else 0.0
     else:
-        p[key] = {"lost": 0.0, "twice": 2 * p[key], "seen": weights(given)[at][key]}[way]
+        p[key] = {"lost": 0.0, "twice": 2 * p[key], "seen": WEIGHTS[at][key]}[way]
     return p @ v / np.sum(p)
 
 
-def in_rows(change):
-    """Some rows are others, by the place of each and its number; the others are right."""
-    given = made()
-    out = softmax_attention(**given)
-    for number, at in enumerate(ROWS):
-        out[at] = change(given, at, number)
-    return given | {"out": BF16(out)}
+def in_rows(rows):
+    """Some rows are others; the others are right."""
+    return spoiled(tuple(zip(*ROWS, strict=True)), np.stack(rows))
 
 
 def of_way(way, keys=KEYS):
-    return in_rows(lambda given, at, x: wrong_row(given, at, keys[x], way))
+    return in_rows([wrong_row(*x, way) for x in zip(ROWS, keys, strict=True)])
 
 
 def of_largest():
     """The key of the largest weight has the value of the next."""
-
-    def change(given, at, _):
-        largest = np.argmax((weights(given)[at] * given["mask"])[:-1])
-        return wrong_row(given, at, int(largest), "another")
-
-    return in_rows(change)
+    return in_rows([wrong_row(at, int(np.argmax(SEEN[at][:-1])), "another") for at in ROWS])
 
 
 def counted(counts):
     """Keys count otherwise in a few rows; key 16 is hidden: it counts once too often."""
-    given = made()
-    out, times = softmax_attention(**given), 1.0 * given["mask"]
+    times = 1.0 * GIVEN["mask"]
     times[[*counts]] = [*counts.values()]
-    p = weights(given) * times
-    out[0, 3:9] = (p @ given["v"] / np.sum(p, -1, keepdims=True))[0, 3:9]
-    return given | {"out": BF16(out)}
+    p = WEIGHTS * times
+    return spoiled(np.s_[0, 3:9], (p @ GIVEN["v"] / np.sum(p, -1, keepdims=True))[0, 3:9])
+
+
+def weighed_in_a_row():
+    p = WEIGHTS[0, 5] * GIVEN["mask"] * np.where(np.arange(M) // 8 == 1, 1.3, 1)
+    return spoiled((0, 5), p @ GIVEN["v"][0] / np.sum(p))
 
 
 def copied(few):
-    given = made()
-    out = softmax_attention(**given)
-    out[0, 5, few] = out[1, 40, few]
-    return given | {"out": BF16(out)}
+    return spoiled((0, 5, few), OUT[1, 40, few])
 
 
 def of_values():
-    given = made()
-    v = given["v"].copy()
+    v = GIVEN["v"].copy()
     v[0, 33, 5], v[1, 50] = 20.0, 3.0
-    return given | {"out": BF16(softmax_attention(**given | {"v": v}))}
+    return GIVEN | {"out": BF16(softmax_attention(**GIVEN | {"v": v}))}
 
 
-def measured(wrong):
+def measured(factor=1.0, **options):
     """What is wrong in few rows is measured in these; no rounding is coarser in all."""
-    return in_rows(lambda given, at, _: wrong(given)[at])
+    out = factor * softmax_attention(**GIVEN, **options)
+    return in_rows([out[at] for at in ROWS])
+
+
+def rows_of_0(rows, has_lse):
+    """These are not named by what is linear in the output, and of any size there."""
+    return spoiled((1, rows), 0.0, lse=LSE if has_lse else None)
+
+
+def lse_off():
+    lse = LSE.copy()
+    lse[1, 17] += 0.002
+    return GIVEN | {"out": BF16(OUT), "lse": lse}
+
+
+def sums_off(factor, rows):
+    """No precision is lost where log normalisers say by how much outputs are off."""
+    rng = np.random.default_rng(4)
+    q, k, v = (BF16(rng.standard_normal((2, 64, 32))) for _ in range(3))
+    out, lse = of_heads("flash", q, k, v, "bfloat16")
+    out[1, rows] = BF16(out[1, rows] / factor)
+    lse[1, rows] += np.log(factor)
+    return {"q": q, "k": k, "v": v, "out": out, "lse": lse.astype(np.float32)}
 
 
 EACH = "each wrong row: key 7 in query 5, key 60 in query 40"
@@ -106,11 +127,11 @@ CASES = {
     "another": (of_largest, "a key has the value of another in each wrong row: key"),
     "one key of all": (lambda: of_way("twice", (60, 60, 60)),
         "agrees if key 60 counts twice, but only in "),
-    "factor": (lambda: measured(lambda x: 1.03 * softmax_attention(**x)), "the output is 1.0"),
-    "scale": (lambda: measured(lambda x: softmax_attention(**x, scale=1.06 / D**0.5)),
-        "the scale is 1.06"),
-    "window": (lambda: measured(lambda x: softmax_attention(**x, window=(30, 30))),
-        "there is a window of 30 keys"),
+    "weights of a tile": (weighed_in_a_row,
+        "weights of keys 8 to 15 are 1.3 times what they should be, but only in head 0, query 5"),
+    "factor": (lambda: measured(1.03), "the output is 1.0"),
+    "scale": (lambda: measured(scale=1.06 / D**0.5), "the scale is 1.06"),
+    "window": (lambda: measured(window=(30, 30)), "there is a window of 30 keys"),
     "three lost": (lambda: counted({3: 0, 41: 0, 60: 0}),
         "agrees if keys 3, 41 and 60 do not count, but only in "),
     "two twice": (lambda: counted({3: 2, 41: 2, 60: 0.5}),
@@ -121,10 +142,17 @@ CASES = {
         "agrees if in head 0, query 5 holds the numbers of query 40 of head 1"),
     "columns of a row": (lambda: copied(slice(8, 16)),
         "agrees if in head 0, columns 8 to 15 of query 5 hold the numbers of query 40 of head 1"),
+    "lse": (lse_off, "agrees if lse is too large by 0.002, but only in head 1, query 17$"),
+    **{f"sum times {x} in {len(rows)}": (partial(sums_off, x, rows), "agrees if sums of weights "
+        f"are {x} times what they should be, in out and in lse$")
+        for x in (0.9, 1.3) for rows in ([17], [17, 30, 44])},
+    **{f"{len(rows)} rows of 0{', lse' * x}": (partial(rows_of_0, rows, x), "all numbers are 0")
+        for x in (True, False) for rows in ([17], [3, 40], [3, 9, 17, 20, 40])},
     "values": (of_values,
         "values of key 33 of head 0 are other numbers in column 5: column 5 of key 33"),
 }  # fmt: skip
-test_what_is_wrong_in_few_rows = named(CASES, ("lost", "alone", "factor", "one key of all"))
+test_what_is_wrong_in_few_rows = named(CASES, ("lost", "alone", "factor", "one key of all", "lse",
+    "1 rows of 0", "2 rows of 0", "1 rows of 0, lse", "sum times 0.9 in 1"))  # fmt: skip
 
 
 def test_the_wrong_rows_are_known():
@@ -171,18 +199,6 @@ def test_columns_of_few_rows():
     assert found.place.endswith("keys 30 to 32, columns 0 to 3")
 
 
-@pytest.mark.parametrize("rows", [[17], [3, 40], [3, 9, 17, 20, 40]], ids=len)
-@pytest.mark.parametrize("has_lse", [True, False])
-def test_rows_of_0_are_named_as_they_are(rows, has_lse):
-    """Not by what is linear in the output, and of any size there."""
-    given = made()
-    out, lse = attend(given["q"] / D**0.5, given["k"], given["v"], mask=given["mask"])
-    out[1, rows] = 0.0
-    given["out"] = BF16(out)
-    found = verify(**given, lse=lse if has_lse else None, dtype="bfloat16")
-    assert "all numbers are 0" in found.suspects[0].text
-
-
 @pytest.mark.long("64")
 @pytest.mark.parametrize("d_v", [16, 64])
 def test_rows_of_anything_have_no_cause(d_v):
@@ -196,20 +212,10 @@ def test_rows_of_anything_have_no_cause(d_v):
         assert not found.suspects
 
 
-def test_one_log_normaliser_that_is_off():
-    given = made()
-    out, lse = attend(given["q"] / D**0.5, given["k"], given["v"], mask=given["mask"])
-    lse[1, 17] += 0.002
-    found = verify(**given, out=BF16(out), lse=lse, dtype="bfloat16")
-    text = "agrees if lse is too large by 0.002, but only in head 1, query 17"
-    assert (found.rows[0][0], found.suspects[0].text) == ((1, 17), text)
-
-
 def test_a_row_beside_one_of_nan():
-    given = made()
-    out = softmax_attention(**given)
-    out[0, 5], out[1, 17] = np.nan, 1.3 * out[1, 17]
-    found = verify(**given, out=BF16(out), dtype="bfloat16")
+    given = spoiled((1, 17), 1.3 * OUT[1, 17])
+    given["out"][0, 5] = np.nan
+    found = verify(**given, dtype="bfloat16")
     assert "the output is 1.3" in found.suspects[0].text or "1.29" in found.suspects[0].text
 
 
@@ -278,26 +284,16 @@ def test_one_number_tells_no_cause(kind, dtype):
     assert (found.verdict, found.suspects) == ("FAIL", [])
 
 
-@pytest.mark.parametrize("rows", [[17], [17, 30, 44]])
-@pytest.mark.parametrize("factor", [0.9, 1.3])
-def test_sums_of_weights_that_are_wrong_in_both_results(factor, rows):
-    """No precision is lost where log normalisers say by how much outputs are off."""
-    rng = np.random.default_rng(4)
-    q, k, v = (BF16(rng.standard_normal((2, 64, 32))) for _ in range(3))
-    out, lse = of_heads("flash", q, k, v, "bfloat16")
-    out[1, rows] = BF16(out[1, rows] / factor)
-    lse[1, rows] += np.log(factor)
-    found = verify(q=q, k=k, v=v, out=out, lse=lse.astype(np.float32), dtype="bfloat16")
-    text = f"agrees if sums of weights are {factor} times what they should be, in out and in lse"
-    assert found.suspects[0].text == text
-
-
-J = np.arange(M)
+J, SOME = np.arange(M), (3, 17, 30, 44, 70, 90)
 FACTORS = {
     "values of keys 40 to 59 are 1.25 times": ("values", np.where((J >= 40) & (J < 60), 1.25, 1)),
     "values of keys 1 of each 3 are 0.9 times": ("values", np.where(J % 3 == 1, 0.9, 1)),
     "values of some keys have factors: keys 0 to 31 1.5, keys 32 to 63 0.8, keys 64 to 95 1.1": (
         "values", np.array([1.5, 0.8, 1.1])[J // 32]),
+    "values of keys 3, 17, 30 and 3 more spans are 1.3 times": (
+        "values", np.where(np.isin(J, SOME), 1.3, 1)),
+    "scores of some keys have factors: key 3 1.4, key 17 0.7": (
+        "scores", 1 + np.isin(J, SOME) * np.where(J % 2, 0.4, -0.3) * np.where(J == 17, -0.75, 1)),
     "scores of keys 64 to 95 are 2 times": ("scores", np.where(J >= 64, 2.0, 1)),
     "scores of keys 1 of each 2 are 0.8 times": ("scores", np.where(J % 2, 0.8, 1)),
 }  # fmt: skip

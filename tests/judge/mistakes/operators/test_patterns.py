@@ -39,40 +39,22 @@ AHEAD = J - ROW - (M - N)
 CASES = {
     "rank": (keep(LARGEST < 12), {}, "only the 12 largest scores of each row count"),
     "weight": (keep(P > 0.01), {}, "weights below 0.01 of their sum are left out"),
-    "in the sum": (
-        keep(P > 0.01, True),
-        {},
-        "weights below 0.01 of their sum are left out, but count in the sum",
-    ),
+    "in the sum": (keep(P > 0.01, True), {},
+        "weights below 0.01 of their sum are left out, but count in the sum"),
     "score": (keep(S > -0.5), {}, "scores below -0.5"),
-    "distance": (
-        keep(np.exp(S - np.max(S, -1, keepdims=True)) > np.exp(-3)),
-        {},
-        "scores more than 3 below the largest",
-    ),
+    "distance": (keep(np.exp(S - np.max(S, -1, keepdims=True)) > np.exp(-3)), {},
+        "scores more than 3 below the largest"),
     "key norms": (weigh(-0.05 * NORMS), {}, "-0.05 times |k|^2 is added to the scores"),
-    "keys": (
-        keep(np.where((J < 8) | (J > 75), 2, np.where(J == 40, 0, 1))),
-        {},
-        "keys 0 to 7, 76 to 79 count twice and key 40 does not count",
-    ),
-    "dilated": (
-        keep((AHEAD <= 0) & (AHEAD >= -30) & (AHEAD % 2 == 0)),
-        WINDOW,
+    "keys": (keep(np.where((J < 8) | (J > 75), 2, np.where(J == 40, 0, 1))), {},
+        "keys 0 to 7, 76 to 79 count twice and key 40 does not count"),
+    "dilated": (keep((AHEAD <= 0) & (AHEAD >= -30) & (AHEAD % 2 == 0)), WINDOW,
         "keys 1 to 15 in steps of 2 before the query do not count and "
-        "keys 16 to 30 in steps of 2 before the query are seen",
-    ),
-    "slopes": (
-        weigh(np.array([-0.02, -0.04])[:, None, None] * (ROW - J)),
-        {},
-        "0.02 times j is added to the scores in head 0; 0.04 times j is added to the",
-    ),
-    "table": (
-        weigh(np.where(AHEAD > -30, 0, TABLE[:, N + J - ROW])),
-        {},
-        "a bias by (i - j) is added to the scores, -2.8 to 3.3, where that is 30 to 47, 49",
-    ),
-}
+        "keys 16 to 30 in steps of 2 before the query are seen"),
+    "slopes": (weigh(np.array([-0.02, -0.04])[:, None, None] * (ROW - J)), {},
+        "0.02 times j is added to the scores in head 0; 0.04 times j is added to the"),
+    "table": (weigh(np.where(AHEAD > -30, 0, TABLE[:, N + J - ROW])), {},
+        "a bias by (i - j) is added to the scores, -2.8 to 3.3, where that is 30 to 47, 49"),
+}  # fmt: skip
 
 
 def found(out, listing, **options):
