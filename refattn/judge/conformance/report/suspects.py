@@ -68,7 +68,7 @@ def suspect(
         drawn = [x for x in drawn if _same_moments(x[0], trial)]
     numbers = {t.name: _same_numbers(t, asked) for t in trials if t.name in failed - laws}
     sure = told or any(words == _SAME_NUMBERS for x in numbers.values() for _, words in x or ())
-    if adapter.draws and not (sure or others or drawn):  # its numbers are those of no other
+    if adapter.draws and adapter.has("random") and not (sure or others or drawn):
         ran = {r.check for r in results}
         others = _same_checks(adapter, failed, ran, _ENOUGH_CHECKS)
     if not sure:
