@@ -205,7 +205,8 @@ def _keep_last(size: int, x: BackwardHead, y: Kept) -> HeadPass:
 
 
 def raise_lse(by: Doubles, x: BackwardHead, y: Kept) -> HeadPass:
-    return x, y._replace(lse=y.lse + by)
+    """Raise log normalisers of queries or, by (1, keys), of their weights."""
+    return x, y._replace(lse=y.lse + by if by.ndim == 1 else y.lse[:, None] + by)
 
 
 def _read_derivatives(take: Take, look: Lookup, at: Index) -> HeadPass:

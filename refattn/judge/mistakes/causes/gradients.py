@@ -34,14 +34,13 @@ from .backward import (
     Shares,
     compute_gradient,
     count_once,
-    factor_gradient,
     list_candidates,
     raise_lse,
     share_like,
 )
 from .edited import EditedHeads, as_clause, known_rows
 from .places import as_suspect, list_places, say_what_is_left
-from .sampled import Alternative, Rows
+from .sampled import Alternative
 from .slips import name_keys
 from .wrong_rows import (
     Comparison,
@@ -56,6 +55,7 @@ from .wrong_rows import (
 
 _SQUARE, _SHARE, _LIKE = 9.0, 0.95, 0.8  # of z, at most; of the error, and of the change, at least
 _CANCELLED, _SURE = 2500.0, 0.9995  # the same where terms may cancel
+_OFF_ONCE, _SURELY_OFF = 0.005, 6.0  # of times; standard errors
 _FEW_ROWS, _FEW_SHARE = 8, 0.5  # by which candidates are left out: share of their error
 _PAIRS = 2**21  # of queries and keys of a head, at most, for new log normalisers
 _FEWEST_ROWS = 8  # of a head, to which numbers are fitted
@@ -148,7 +148,12 @@ def explain_backward(
 
 
 def _is_near(x: Comparison) -> bool:
-    """Tell whether roundings may be what is left; those of large terms that cancel are larger."""
+    """Tell whether roundings may be what is left; those of large terms that cancel are larger.
+
+    What a candidate changes is in the error once, not nearly once, as what is like it would be.
+    """
+    if abs(x.times - 1) > _OFF_ONCE + _SURELY_OFF * x.error:
+        return False
     if x.square < _SQUARE:
         return x.share > _SHARE
     return x.share > _SURE and x.square < _CANCELLED
@@ -233,29 +238,39 @@ def _list_recomputed(back: Backward) -> Iterator[Candidate]:
 
 
 def _list_lost(back: Backward) -> Iterator[Candidate]:
-    """List gradients in whose sums queries one after another are lost, or count twice."""
-    n = back.first.forward.shape[0]
-    for of in (x for x in ("dv", "dk") if x in back.failed):
+    """List gradients in whose sums queries, or keys, one after another are lost, or count twice."""
+    n, m, _ = back.first.forward.shape
+    for of in sorted(back.failed):  # dk, dq, dv
         few, rights = _take_largest(back.samples[of], back.predict_samples(of))
         x, right = few.heads[0].take(few.heads[0].wrong), rights[0][few.heads[0].wrong]
-        terms: Any = np.zeros((len(x.got), n, right.shape[-1] + 1))
-        for head in back.gradients[of].heads[x.rows.at] if len(x.got) else ():
-            held, kept = back.keep(of, head)
-            rows = Rows(head, np.arange(n), x.rows.queries)
-            some = held._replace(head=Alternative("", back.first.forward).head(rows))
-            weights, vectors = factor_gradient(some, kept, of)
+        count, called = (m, ("key", "keys")) if of == "dq" else (n, ("query", "queries"))
+        terms: Any = np.zeros((len(x.got), count, right.shape[-1] + 1))
+        factors = back.list_factors(Candidate(""), of, x.rows.at, x.rows.queries)
+        for weights, vectors in factors if len(x.got) else ():
             terms[..., 1:] += weights[..., None] * vectors
         whole = np.concatenate([np.ones((len(right), 1)), right], -1)
         sizes = back.samples[of].unit * row_sizes(right)
         for words, times in _QUERIES_COUNT.items() if len(x.got) else ():
             sums = np.pad(np.cumsum(times * terms, 1), ((0, 0), (1, 0), (0, 0)))
             _, i = find_interval(whole, sums, x.got, sizes)
+            lost = (np.arange(count) >= i.start) & (np.arange(count) < i.stop)
             # Weights are e^(score - lse).
-            lost = (np.arange(n) >= i.start) & (np.arange(n) < i.stop)
             by = np.where(lost, math.inf if times < 0 else -math.log(2), 0.0)
             if not lost.all():  # else it is a factor
-                text = name_keys(i, words, "query", "queries")
-                yield Candidate(text, change=partial(raise_lse, by))
+                text = name_keys(i, words, *called)
+                one = Candidate(text, change=partial(raise_lse, by if of != "dq" else by[None]))
+                yield one
+                if of != "dv":
+                    text = f"{text} in derivatives of scores (dv is right)"
+                    yield Candidate(text, answer=partial(_lose_derivatives, back, one))
+
+
+def _lose_derivatives(
+    back: Backward, one: Candidate, of: str, index: Index, _: Sequence[Index]
+) -> Doubles:
+    """Compute dq and dk as a candidate does, and dv rightly."""
+    rows = np.arange(back.parts[of].problem.shape[0])
+    return back.predict(Candidate("") if of == "dv" else one, of, index, rows)
 
 
 _QUERIES_COUNT = {"are left out": -1.0, "count twice": 1.0}

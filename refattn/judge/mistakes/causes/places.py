@@ -33,6 +33,7 @@ from .wrong_rows import (
     FAR,
     POWER,
     Sample,
+    are_systematic,
     differ,
     divide,
     find_tiles,
@@ -330,7 +331,8 @@ def _describe_rows(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
         return
     sizes = np.mean(np.square(got - right), -1) / np.maximum(np.mean(right * right, -1), 1e-300)
     coarse = next((x for x, unit in _COARSE.items() if np.mean(sizes) < unit * unit), None)
-    if coarse and np.std(np.log(np.maximum(sizes, 1e-300))) < 1 and np.max(sizes) < _EVEN**2:
+    even = np.std(np.log(np.maximum(sizes, 1e-300))) < 1 and np.max(sizes) < _EVEN**2
+    if coarse and even and not are_systematic([got - right], [right]):
         yield (
             f"{where}: relative errors are {np.sqrt(np.mean(sizes)):.1g} in every row: precision "
             f"is lost, as by {coarse} in inputs, scores, weights or sums, or an approximate exp"

@@ -11,13 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from ....arrays.library import Doubles
 from ....features import elu_features
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import PROFILES, Profile
 from ...rounding.roundings import Roundings
 from ...verification.choice import ProfileChoice, choose_profiles, usual_profiles
+from ...verification.directions import SCORE_CHANGES, list_tangents
 from ...verification.empty_rows import find_empty, find_unseen, say_how_to_accept
 from ...verification.findings import (
+    ONLY_IN,
     Finding,
     Numbers,
     Part,
@@ -39,7 +42,7 @@ from .sampled import Alternative
 from .search import SearchTask, leave_roundings, search_causes, search_without_zeros
 from .states import explain_states
 from .trials import ERRORS, say_of_weights
-from .wrong_rows import Sample, are_zero, tell_causes
+from .wrong_rows import Sample, are_systematic, are_zero, divide, tell_causes
 
 _LOG = logging.getLogger(__name__)
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
@@ -64,6 +67,7 @@ _FACTS = re.compile(  # that say what numbers are
     "the last tile was never|were never written|the exact ones and others|with the exact ones:"
 )
 _SURE_ERRORS = 4.0  # by which a size is surely not 0
+_FITTED_ITEMS, _FITTED_ROWS = 4, 32  # by which the rest that a fit leaves is looked at
 _FACTOR_ROWS = 24  # by which a factor of a gradient is sought
 _MOST_PRODUCTS = 2**24  # of features of queries and keys of a head, that are kept
 _NEAR_ORDERS = 30.0  # standard deviations that another order of steps may explain
@@ -153,6 +157,8 @@ def _explain_scores(
     """Put causes and fits in order; if there are none, say what the wrong numbers are."""
     by = profiles.get(verdict.by, next(iter(profiles.values())))
     of_out = failed_part(verdict.tests, verdict.alpha) != "lse"
+    about = problem.read_by(by), numbers, by.roundings(verdict.dtype)
+    fits = [x for x in fits if not math.isfinite(x.error) or _leaves_roundings(x, *about)]
     found, fits, sample = _search_scores(problem, numbers, verdict, profiles, fits, mistakes)
     exact = [Alternative("", problem).result(x.rows).out for x in sample.heads]
     few = list_few_rows(verdict) if of_out and not _is_right_where_finite(numbers, verdict) else ()
@@ -163,7 +169,9 @@ def _explain_scores(
         fits = []
     if fits and not sample.wrong.any():  # a coarse rounding would show in single rows
         found = [x for x in found if not rounds_weights(x.text)]
+    # What is added to the sum was fitted exactly as well, as scales were.
     suspects = order_suspects(found, fits)
+    suspects = [x for x in suspects if x.name != "sink" or math.isfinite(x.error)]
     cut = [x for x in fits if x.name.startswith("truncated") and abs(x.estimate - 1) < _AS_CUT]
     if cut and verdict.z.rms**2 * (1 - cut[0].explained) < _SMALL_REST:
         suspects = [*cut, *(x for x in suspects if x not in cut)]
@@ -448,6 +456,28 @@ def tidy_fits(verdict: Verdict, failed: str) -> list[Suspect]:
     fits = [x for x in fits if x.explained > best - _AS_GOOD]
     # In one row a factor is like many others: it is the plainest.
     return sorted(fits, key=lambda x: (-round(x.explained, 3), not x.name.startswith("factor")))
+
+
+def _leaves_roundings(
+    fit: Suspect, problem: Problem, numbers: Numbers, roundings: Roundings
+) -> bool:
+    """Tell whether errors but for a fit are as roundings are, by some rows of each head.
+
+    If it is fitted to few rows, errors of the others are.
+    """
+    size = 0.0 if ONLY_IN in fit.text else fit.estimate
+    rest, exact = list[Doubles](), list[Doubles]()
+    changes = {x: y for x, y in SCORE_CHANGES.items() if x == fit.name}
+    for index, i in problem.few_items(_FITTED_ITEMS):
+        part = slice(max(i.start, i.stop - _FITTED_ROWS), i.stop)
+        rows = problem.analyse(index, roundings, part, changes)
+        along = dict(list_tangents(problem, index, part, rows))
+        if fit.name not in along:
+            return True
+        errors = rows.errors(numbers.out(index)[part]) - size * along[fit.name]
+        rest.append(divide(errors, rows.std))
+        exact.append(rows.out)
+    return not are_systematic(rest, exact)
 
 
 def _drop_said_better(fits: Sequence[Suspect]) -> list[Suspect]:

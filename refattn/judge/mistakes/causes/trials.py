@@ -48,6 +48,7 @@ from .wrong_rows import (
     POWER,
     Sample,
     Sampled,
+    are_systematic,
     are_zero,
     compare_outputs,
     differ,
@@ -78,7 +79,7 @@ _MOST_PART = 0.9  # the same where what does not hold is named
 _LIKE = 0.8  # of what an alternative changes, at least, that is in the error
 _MUCH_FARTHER = 16.0  # the mean square of z, where both are small, of what is not as near
 _JOINED = 3  # alternatives, at most, named together
-_FIRST_ROWS = 8  # wrong rows by which alternatives are left out
+_FIRST_ROWS, _NEARER = 8, 0.9  # wrong rows by which alternatives are left out; of their squares
 _EMPTY = 0.125  # of wrong rows, at most, that see no key by an alternative
 _TOO_SMALL = 0.04  # mean square of z of a profile that does not say what is rounded
 _FAR_FROM_RIGHT = 0.5  # of the size of a row: errors that rounding may make of few rows
@@ -184,13 +185,13 @@ class Trials:
         self.given_first = [x.out[some] for x in self.given[at : at + 1]]
 
     def find_better(self, outs: Iterable[Doubles]) -> list[int]:
-        """Find the results for some wrong rows of a head that are not surely farther from them."""
+        """Find the results for some wrong rows of a head that are nearer, or may be, to them."""
         (x,), (own,), found = self.first, self.given_first, np.stack([*outs])
         size = self.sample.unit * np.maximum(row_sizes(own), row_sizes(found))
         errors = differ(x.got, own), differ(x.got, found), differ(found, own)
         before, after, moved = (np.sum(np.square(divide(y, size)), (-2, -1)) for y in errors)
         # One that changes these rows too little to be told by them may still explain others.
-        return np.flatnonzero((moved < POWER) | ~(after > before)).tolist()
+        return np.flatnonzero((moved < POWER) | ~(after > _NEARER * before)).tolist()
 
     def explain_all(self, alternatives: Iterable[Alternative]) -> Iterator[Explained]:
         """Say what each of the alternatives explains that may explain something."""
@@ -244,7 +245,7 @@ class Trials:
                 return Explained(alternative, share=0.0, likeness=0.0, holds=False)
             sample, outs = self.sample._replace(heads=heads), [results[x].out for x in at]
             given = [self.given[x].out for x in at]
-            one = Explained(alternative, *compare_outputs(sample, outs, given, empty)[:-1], False)
+            one = Explained(alternative, *compare_outputs(sample, outs, given, empty)[:5], False)
             if one.share <= EXPLAINED_BY_WRONG and one.likeness < _LIKE:
                 break  # whatever else it says of right rows
         return one
@@ -320,10 +321,11 @@ class Trials:
         lists += [sums.list_moved_tiles(problem, every, unit)]
         lists += [intervals.list_spans(problem, every, unit), list_smoothed(problem)]
         lists.append(self.take_nearest(exponentials.list_rounded_by_tiles(problem)))
+        if not any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):
+            return lists  # any may hold
         lists.append(sums.list_scoped(problem, list_alternatives(problem), few, unit))
-        if any(np.any(finite(x.got[x.wrong])) for x in self.sample.heads):  # else any may hold
-            rows = known_rows(self.posed) if self.posed.kind in ("scores", "map") else ()
-            lists.append(filter(self.changes, list_edited(self.posed, rows)))
+        rows = known_rows(self.posed) if self.posed.kind in ("scores", "map") else ()
+        lists.append(filter(self.changes, list_edited(self.posed, rows)))
         lists += [x(problem, every, unit) for x in _OF_ALL_ROWS]
         lists += [x(problem, every, unit, self.about[1]) for x in _ROW_BY_ROW]
         return [*lists, classes.list_merged_more(problem, every, self.about[1])]
@@ -444,7 +446,10 @@ class Trials:
             )
             square = np.mean(z * z) - 4 * math.sqrt(2 / z.size) if z.size else math.inf
             if square < _HELD_SQUARE and np.max(np.abs(z)) < _LARGEST:
-                return one._replace(holds=True)
+                some = [x for x in (self.sample.heads if one.everywhere else left) if len(x.got)]
+                rest = [self._divide(x, one.alternative, profile, dtype) for x in some]
+                outs = [one.alternative.result(x.rows).out for x in some]
+                return one._replace(holds=not are_systematic(rest, outs))
         return one
 
     def keep_apart(self, holding: Sequence[Explained]) -> list[Explained]:
@@ -539,7 +544,7 @@ class Trials:
                 found.append(Explained(given._replace(text=text), square))
                 break
         found.sort(key=lambda x: abs(math.log(x.square)))
-        if not found:
+        if not found or are_systematic(self.errors, [x.out for x in self.given]):
             return []
         words = " or ".join(x.alternative.text for x in found[:3])
         text = f"precision is lost: {words}, or other numbers are rounded as coarsely"

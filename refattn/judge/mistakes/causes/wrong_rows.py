@@ -32,6 +32,8 @@ _COUNT_OF_CAUSES = 1e4  # that are tried, about
 _RIGHT_COLUMNS = 1.5  # mean square of z of those that are right in wrong rows, at most
 _DOUBTFUL, _AGAIN = 1e4, 2**20  # how far a row may be to be looked at again; pairs, at most
 _STEPS_OF_FIT = 8  # of a number
+_SYSTEMATIC, _FEWEST_ALIKE = 10.0, 4  # standard deviations of what rows share, at least; rows
+_OF_FUNCTION = 0.3  # of the squares of errors, at least
 _ALL_ROWS = 0.03  # of the root mean square of all rows, where a row is exactly 0
 
 
@@ -86,6 +88,32 @@ def differ(x: Doubles, y: Doubles) -> Doubles:
 def finite(x: Doubles) -> Doubles:
     """Put 0 in place of what is not finite."""
     return np.where(np.isfinite(x), x, 0.0)
+
+
+def are_systematic(errors: Sequence[Doubles], exact: Sequence[Doubles]) -> bool:
+    """Tell whether errors z of rows are alike in a head, or a function of the exact numbers.
+
+    Those of roundings are neither: the square of their sum over rows, none of which is another, is
+    about the sum of their squares.
+    """
+    alike = squares = whole = of_function = 0.0
+    for z, x in zip(errors, exact, strict=True):
+        some = np.all(np.isfinite(z) & np.isfinite(x), -1) & np.any(z, -1) & np.any(x, -1)
+        z, x = z[some], x[some]
+        _, first = np.unique(x, axis=0, return_index=True)
+        if len(first) < _FEWEST_ALIKE:
+            continue
+        z, x = z[first] / np.sqrt(np.mean(np.square(z[first]), -1, keepdims=True)), x[first]
+        each = np.sum(z * z, 0)
+        alike += float(np.sum(np.square(np.sum(z, 0)) - each))
+        squares += float(np.sum(each * each))
+        size = np.abs(x) / np.max(np.abs(x), -1, keepdims=True) + _ALL_ROWS
+        terms = np.sign(x).ravel() * [size.ravel() ** 0, np.log(size).ravel(), size.ravel()]
+        fitted = terms.T @ np.linalg.lstsq(terms.T, z.ravel(), rcond=None)[0]
+        whole, of_function = whole + z.size, of_function + float(fitted @ fitted)
+    return alike > _SYSTEMATIC * math.sqrt(2 * squares) or of_function > max(
+        _SYSTEMATIC**2, _OF_FUNCTION * whole
+    )
 
 
 def row_sizes(x: Doubles) -> Doubles:
@@ -246,6 +274,8 @@ class Comparison(NamedTuple):
     everywhere: bool
     near: bool
     changed: bool
+    times: float = 1.0  # how often what is changed is in the error
+    error: float = 0.0  # standard error of that
 
 
 def compare_outputs(
@@ -286,7 +316,8 @@ def compare_outputs(
     if moved < POWER:
         return Comparison(square, 0.0, 0.0, *holds, False)
     likeness = (gain + 2 * math.sqrt(moved)) / moved  # to the error that roundings make in it
-    return Comparison(square, max(gain / excess, 0.0), likeness, *holds, True)
+    times, of_times = (gain / moved + 1) / 2, math.sqrt(max(square, 1.0) / moved)
+    return Comparison(square, max(gain / excess, 0.0), likeness, *holds, True, times, of_times)
 
 
 def fit_number(

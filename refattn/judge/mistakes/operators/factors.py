@@ -18,13 +18,15 @@ from ..causes.slips import TILE_SIZES, attend_by, score_all
 from ..causes.wrong_rows import Sampled, finite, row_sizes, thin
 from .classes import KeyClass
 from .intervals import Edges, choose_edges
+from .seen_keys import describe_counts
 from .sums import describe_keys
 
 _FACTOR_HEADS, _MOST_TERMS = 4, 2**20  # that are looked at; terms of keys, that are kept
 _MOST_FACTORS, _FACTOR_PERIODS = 64, (2, 3, 4, 8)
-_FACTOR_TURNS, _MOST_FACTOR, _LARGEST_LEFT = 12, 1e3, 1e100
+_FACTOR_TURNS, _MOST_FACTOR, _LARGEST_LEFT = (3, 9), 1e3, 1e100
 _LEFT_AT_FIRST = 0.5, 0.9  # of the square of errors by derivatives: as they are, of scores
 _LEFT_BY_FACTORS, _LEFT_AT_LEAST = 4.0, 0.25  # mean square of z, at most; as if it were so much
+_FEW_FACTORED, _LEFT_BY_KEY = 8, 0.95  # keys, at most; of squares, by each
 _SURE_FACTOR = 5.0  # standard errors from 1
 _SURE_OF_FACTORS = 30.0  # log of a ratio of likelihoods, at least
 
@@ -80,22 +82,26 @@ def list_factored_keys(
     j = np.arange(m)
     groups = [j // x for x in TILE_SIZES if x < m <= x * _MOST_FACTORS]
     groups += [j % x for x in _FACTOR_PERIODS if x < m]
-    found, plain = list[_FactoredKeys](), math.inf
+    found = list[_FactoredKeys]()
     error = np.concatenate([_errors_left(x, "values", np.ones(m)).ravel() for x in rows])
+    whole = np.concatenate([(x.got / x.size).ravel() for x in rows]) - error
+    rest = error - float(whole @ error) / max(float(whole @ whole), 1e-300) * whole
+    # As plain: no factor, or one of the output.
+    plain = min(_cost(float(x @ x), len(x), y) for y, x in enumerate((error, rest)))
     # Of groups which are others is chosen, of keys one after another the edges.
     chosen = [2 * math.log(m), *((np.max(x) + 1) * math.log(2) for x in groups)]
     for way in ways:
-        sums = _sum_terms(rows, way, m)
-        span, terms = _find_factored_span(sums, error), np.diff(sums)
-        if way == "values":  # as plain: no factor, or one of the output
-            whole = sums[:, -1]
-            rest = error - float(whole @ error) / max(float(whole @ whole), 1e-300) * whole
-            plain = min(_cost(float(x @ x), len(x), y) for y, x in enumerate((error, rest)))
-        for group, cost in zip([np.where(span, 0, -1), *groups], chosen, strict=True):
+        terms, most = _stack_terms(rows, way, np.ones(m)), _LEFT_AT_FIRST[_FACTORED[way][1]]
+        sums = np.pad(np.cumsum(terms, -1), ((0, 0), (1, 0)))
+        span = np.where(_find_factored_span(sums, error), 0, -1)
+        for group, cost in zip([span, *groups], chosen, strict=True):
             columns = terms @ _mark_groups(group)
-            rest = error - columns @ np.linalg.lstsq(columns, error, rcond=None)[0]
-            if rest @ rest < _LEFT_AT_FIRST[_FACTORED[way][1]] * (error @ error):
+            left = error - columns @ np.linalg.lstsq(columns, error, rcond=None)[0]
+            if left @ left < max(most * (rest @ rest), _LEFT_BY_FACTORS * len(left)):
                 found += _fit_factors_of(rows, way, group, cost)
+        # Weights of few keys are counts, which are found elsewhere, of hidden keys as well.
+        if way != "weights" and (few := _find_factored_keys(rows, way, m)).any():
+            found += _fit_factors_of(rows, way, np.cumsum(few) * few - 1, np.sum(few) * math.log(m))
     best = min(found, key=lambda x: x.cost, default=None)
     if best is None or plain - best.cost < _SURE_OF_FACTORS:
         return
@@ -115,10 +121,8 @@ def _errors_left(x: _FactoredRows, way: str, c: Doubles) -> Doubles:
     return np.asarray((x.got - attend_by(*_multiply(x.s, x.v, way, c)).out) / x.size)
 
 
-def _derive_factors(
-    x: _FactoredRows, way: str, c: Doubles, about: Doubles | None = None
-) -> Doubles:
-    """Return derivatives of rows, about these or others, to factors, (rows, keys, columns)."""
+def _derive_factors(x: _FactoredRows, way: str, c: Doubles) -> Doubles:
+    """Return derivatives of rows to factors, (rows, keys, columns)."""
     s, v = _multiply(x.s, x.v, way, c)
     found, m = attend_by(s, v), len(c)
     with np.errstate(all="ignore"):
@@ -127,19 +131,14 @@ def _derive_factors(
         p = p * np.where(p > 0, x.s[:, :m], 0.0)
     elif way == "weights":
         p = p / np.where(c > 0, c, 1.0)
-    about = found.out if about is None else about
-    terms = x.v[:m] if way == "values" else x.v[:m] - about[:, None]
+    terms = x.v[:m] if way == "values" else x.v[:m] - found.out[:, None]
     return np.asarray(p[..., None] * terms / x.size[:, None])
 
 
-def _sum_terms(rows: Sequence[_FactoredRows], way: str, m: int) -> Doubles:
-    """Return running sums over keys of what their factors move, (numbers, m + 1)."""
-    sums = []
-    for x in rows:
-        # About the row as it is given: so what weights move is linear in their factors.
-        terms = np.cumsum(_derive_factors(x, way, np.ones(m), x.got), 1)
-        sums.append(np.moveaxis(np.pad(terms, ((0, 0), (1, 0), (0, 0))), 1, -1).reshape(-1, m + 1))
-    return np.concatenate(sums)
+def _stack_terms(rows: Sequence[_FactoredRows], way: str, c: Doubles) -> Doubles:
+    """Return what factors of keys move, by derivatives, (numbers, keys)."""
+    terms = (np.moveaxis(finite(_derive_factors(x, way, c)), 1, -1) for x in rows)
+    return np.concatenate([x.reshape(-1, len(c)) for x in terms])
 
 
 def _mark_groups(group: npt.NDArray[np.int64]) -> Doubles:
@@ -162,6 +161,24 @@ def _find_factored_span(every: Doubles, error: Doubles) -> KeyClass:
     return np.asarray((np.arange(m) >= start) & (np.arange(m) < stop))
 
 
+def _find_factored_keys(rows: Sequence[_FactoredRows], way: str, m: int) -> KeyClass:
+    """Find few keys with a factor each, the one that explains most of what is left first."""
+    c, few, left = np.ones(m), np.zeros(m, bool), math.inf
+    for _ in range(_FEW_FACTORED + 1):
+        error = np.concatenate([finite(_errors_left(x, way, c)).ravel() for x in rows])
+        before, left = left, float(error @ error)
+        if left < _LEFT_BY_FACTORS * len(error):
+            return few
+        if not left < _LEFT_BY_KEY * before:
+            break
+        terms = _stack_terms(rows, way, c)
+        size = np.where(few, math.inf, np.einsum("ij,ij->j", terms, terms) + 1e-300)
+        few[np.argmax(np.square(error @ terms) / size)] = True
+        c[few] += np.linalg.lstsq(terms[:, few], error, rcond=None)[0]
+        c = np.clip(c, -_MOST_FACTOR, _MOST_FACTOR)
+    return np.zeros(m, bool)
+
+
 def _fit_factors_of(
     rows: Sequence[_FactoredRows], way: str, group: npt.NDArray[np.int64], chosen: float
 ) -> Iterator[_FactoredKeys]:
@@ -179,15 +196,15 @@ def _fit_factors_of(
         return np.clip(finite(np.concatenate(found)), -_LARGEST_LEFT, _LARGEST_LEFT)
 
     def derive(times: Doubles) -> Doubles:
-        terms = (_derive_factors(x, way, spread(times)) for x in rows)
-        found = [np.einsum("rmd,mg->rdg", x, of_group, optimize=True) for x in terms]
-        return -np.concatenate([x.reshape(-1, count) for x in found])
+        return -_stack_terms(rows, way, spread(times)) @ of_group
 
     least = 0.0 if way == "weights" else -_MOST_FACTOR
-    fit = optimize.least_squares(
-        leave, np.ones(count), derive, (least, _MOST_FACTOR), max_nfev=_FACTOR_TURNS
-    )
-    times, left = fit.x, float(np.mean(np.square(fit.fun)))
+    times, left = np.ones(count), float(np.mean(np.square(leave(np.ones(count)))))
+    for turns in _FACTOR_TURNS:  # of which the first must help
+        fit = optimize.least_squares(leave, times, derive, (least, _MOST_FACTOR), max_nfev=turns)
+        before, times, left = left, fit.x, float(np.mean(np.square(fit.fun)))
+        if left > max(_LEFT_BY_FACTORS, before / 2):
+            return
     if left > _LEFT_BY_FACTORS:
         return
     normal = fit.jac.T @ fit.jac
@@ -216,7 +233,9 @@ def _describe_factors(found: _FactoredKeys) -> str:
     """Say which keys have which factor, of many the first."""
     keys = np.flatnonzero(found.changed)
     if math.isfinite(found.error):
-        c = found.of_keys[keys[0]]
+        c = float(found.of_keys[keys[0]])
+        if found.way == "weights" and abs(c - round(c)) < _SURE_FACTOR * found.error:
+            return describe_counts(dict.fromkeys(keys.tolist(), float(round(c))))
         digits = max(1, math.floor(-math.log10(_SURE_FACTOR * max(found.error, 1e-9))))
         size = f"{c:.{digits}f}".rstrip("0").rstrip(".")
         return f"{found.way} of {describe_keys(found.changed)} are {size} times what they should be"

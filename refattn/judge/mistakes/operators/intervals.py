@@ -286,26 +286,30 @@ def _find_spans(
         return np.concatenate(every)
 
     own = weigh(right)
-    total, spans = np.sum(own, 1), list[tuple[ScoreText, slice]]()
-    words, changed = {y: x for x, y in ways}, dict[ScoreText, Doubles]()
-    for _, score in ways:
-        change = (weigh(score) - own)[:, :m]
-        if np.any(change):
-            changed[score] = np.pad(np.cumsum(change, 1), ((0, 0), (1, 0), (0, 0)))
+
+    def change(score: ScoreText) -> Doubles:
+        """Sum what keys before each would change."""
+        sums = np.zeros((len(got), m + 1, own.shape[-1]))
+        np.cumsum((weigh(score) - own)[:, :m], 1, out=sums[:, 1:])
+        return sums
+
+    total, spans = np.sum(own, 1), list[tuple[str, ScoreText, Doubles, slice]]()
     before = float(np.sum(np.square((total[:, 1:] - got) / sizes)))
     for _ in range(_TURNS_OF_SPANS):
         if len(spans) == _SPANS_OF_EACH:  # the first was found beside what the second explains
-            way, keys = spans.pop(0)
-            total = total - changed[way][:, keys.stop] + changed[way][:, keys.start]
-        fits = [(*find_interval(total, x, got, sizes), way) for way, x in changed.items()]
-        off, keys, way = min(fits, key=lambda x: x[0], default=(math.inf, slice(0), right))
+            *_, sums, keys = spans.pop(0)
+            total = total - sums[:, keys.stop] + sums[:, keys.start]
+        fits = ((*find_interval(total, change(x), got, sizes), y, x) for y, x in ways)
+        off, keys, words, way = min(
+            fits, key=lambda x: x[0], default=(math.inf, slice(0), "", right)
+        )
         if not off < _LEFT_BY_A_SPAN * before:
             break
-        before = off
-        total = total + changed[way][:, keys.stop] - changed[way][:, keys.start]
-        spans.append((way, keys))
+        before, sums = off, change(way)
+        total = total + sums[:, keys.stop] - sums[:, keys.start]
+        spans.append((words, way, sums, keys))
         if off < _LEFT_BY_SPANS * got.size:
-            return [_Span(words[x], x, _trim_span(changed[x], y)) for x, y in spans]
+            return [_Span(x, y, _trim_span(sums, keys)) for x, y, sums, keys in spans]
     return []
 
 

@@ -247,8 +247,9 @@ def list_scoped(
     for called, edges in list_parts(problem):
         text = f"weights of {called} are not rescaled from their own maximum to that of all"
         texts.append((text, partial(_keep_own_maximum, problem, edges), edges[1] - edges[0]))
+    right = {x: _remember(partial(_sum_right, problem, x)) for *_, x in texts}
     ways = [
-        (partial(_add_other, problem, other, size), partial(_say_scoped, problem, text, size))
+        (partial(_add_other, right[size], other, size), partial(_say_scoped, problem, text, size))
         for text, other, size in texts
         if size < m
     ]
@@ -287,14 +288,39 @@ def _keep_own_maximum(problem: Problem, edges: Sequence[int], rows: Rows) -> Sco
     return s + np.pad(own, ((0, 0), (0, s.shape[-1] - head.keys))), head.v
 
 
-def _add_other(problem: Problem, other: ScoreText, size: int, rows: Rows) -> PartTerms:
-    """Return what tiles add by another text, less what they should; NaN if that is no other."""
-    (s, v), (t, u) = score_rows(Alternative("", problem), rows), other(rows)
+class _RightSums(NamedTuple):
+    """What tiles of keys add to some rows, and the last of what is beside the keys."""
+
+    shapes: tuple[tuple[int, ...], ...]  # of scores and of values
+    lse: Doubles
+    tiles: Doubles
+
+
+def _sum_right(problem: Problem, size: int, rows: Rows) -> _RightSums:
+    s, v = score_rows(Alternative("", problem), rows)
     lse = np.logaddexp.reduce(s, -1)[:, None]
-    mine = _sum_tiles(s - lse, v, size, problem.shape[1])
-    if s.shape != t.shape or v.shape != u.shape:
+    return _RightSums((s.shape, v.shape), lse, _sum_tiles(s - lse, v, size, problem.shape[1]))
+
+
+def _remember(compute: Callable[[Rows], _RightSums]) -> Callable[[Rows], _RightSums]:
+    """Keep results for rows that are asked for again."""
+    known: dict[tuple[Index, bytes], _RightSums] = {}
+
+    def look(rows: Rows) -> _RightSums:
+        key = rows.at, rows.queries.tobytes()
+        return known[key] if key in known else known.setdefault(key, compute(rows))
+
+    return look
+
+
+def _add_other(
+    right: Callable[[Rows], _RightSums], other: ScoreText, size: int, rows: Rows
+) -> PartTerms:
+    """Return what tiles add by another text, less what they should; NaN if that is no other."""
+    (shapes, lse, mine), (t, u) = right(rows), other(rows)
+    if shapes != (t.shape, u.shape):
         return math.nan * mine[:-1], np.sum(mine, 0)
-    theirs = _sum_tiles(t - lse, u, size, problem.shape[1])
+    theirs = _sum_tiles(t - lse, u, size, len(rows.keys))
     return (theirs - mine)[:-1], np.sum(mine, 0)
 
 

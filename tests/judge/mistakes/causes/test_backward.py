@@ -24,6 +24,9 @@ FEW = draw(1, n=32, m=48)
 SAME = draw(2, n=40)
 CAUSAL = ahead(40, 40) <= 0
 SHARED = [x[:4] if i in (0, 3) else x[:2] for i, x in enumerate(draw(3, heads=4, n=40))]
+OF_SMALL_SINKS = [
+    x[:4] if i in (0, 3) else x[:2] for i, x in enumerate(draw(8, heads=4, n=64, d=32))
+]
 
 
 def halved(v):
@@ -64,12 +67,15 @@ def with_sinks(times):
     return backward(*SAME, CAUSAL, sinks=sinks, lse=more) | {"sinks": sinks}
 
 
-def with_a_share_of_sinks(power=-1):
+def with_a_share_of_sinks(power=-1, sinks=(1.0, 3.0), made=None):
     """D is that of an output without sinks, or times the weight of keys once more."""
-    sinks, (q, k, v, _) = np.array([1.0, 3.0]), SAME
-    lse = np.logaddexp(fused(hide(scores(q, k), CAUSAL), v)[1], sinks[:, None])
+    sinks, (q, k, v, g) = np.array(sinks), made or SAME
+    seen, every = ahead(*[len(q[0])] * 2) <= 0, (np.repeat(x, len(q) // len(k), 0) for x in (k, v))
+    k_of_q, v_of_q = every
+    lse = np.logaddexp(fused(hide(scores(q, k_of_q), seen), v_of_q)[1], sinks[:, None])
     share = 1 - np.exp(sinks[:, None] - lse)[..., None]
-    return backward(*SAME, CAUSAL, sinks=sinks, delta=lambda x: x * share**power) | {"sinks": sinks}
+    found = backward(q, k, v, g, seen, sinks=sinks, delta=lambda x: x * share**power)
+    return found | {"sinks": sinks}
 
 
 def of_own_key_heads():
@@ -200,6 +206,13 @@ CASES = {
         "D = d_out . out is divided by 1 - the weight of the sink"),
     "share of sinks twice": (lambda: with_a_share_of_sinks(1), {"causal": True}, "dk",
         "D = d_out . out is multiplied by 1 - the weight of the sink"),
+    "share of small sinks": (lambda: with_a_share_of_sinks(-1, [0.0] * 4, OF_SMALL_SINKS),
+        {"causal": True}, "dq", "D = d_out . out is divided by 1 - the weight of the sink"),
+    "D times 0.02": (lambda: backward(*SAME, delta=lambda x: 0.02 * x), {}, "dq dk",
+        "D = d_out . out is multiplied by 0.02"),
+    "derivatives of scores of a key": (lambda: backward(*SAME, CAUSAL, of_scores=lambda p, t, d:
+        p * (t - d) * (np.arange(40) > 0)), {"causal": True}, "dq dk",
+        "key 0 is left out in derivatives of scores (dv is right)"),
     "own key heads": (of_own_key_heads, {}, "dk", "a wrong key head is used: key head 1 by query "
         "head 1, no key head by query heads 2 to 3"),
     "lost for a tile": (lambda: of_tiles("dk", 1, 0), {}, "dk",

@@ -132,6 +132,11 @@ NONE = {
         take(fused(S, V)[0], V[:, 63:51:-1] * np.roll(V[:, 12:24], 5, -1), slice(12))
     ),
     "noise": lambda: given(fused(S, V)[0] + 0.1 * V),
+    # All errors are small, but those of roundings are not alike in all rows.
+    "values times numbers": lambda: attention(
+        S, V * (1 + 0.01 * np.random.default_rng(9).standard_normal((N, 1)))
+    ),
+    "a power": lambda: given(np.float32((x := fused(S, V)[0]) * np.abs(x) ** 0.02)),
 }
 test_nothing_is_named_that_is_not_there = unnamed({x: (y, "agrees if") for x, y in NONE.items()})
 ROLLED = np.roll(V, -1, 1)

@@ -73,6 +73,11 @@ def counted(counts):
     return spoiled(np.s_[0, 3:9], (p @ GIVEN["v"] / np.sum(p, -1, keepdims=True))[0, 3:9])
 
 
+def weighed_in_a_row():
+    p = WEIGHTS[0, 5] * GIVEN["mask"] * np.where(np.arange(M) // 8 == 1, 1.3, 1)
+    return spoiled((0, 5), p @ GIVEN["v"][0] / np.sum(p))
+
+
 def copied(few):
     return spoiled((0, 5, few), OUT[1, 40, few])
 
@@ -122,6 +127,8 @@ CASES = {
     "another": (of_largest, "a key has the value of another in each wrong row: key"),
     "one key of all": (lambda: of_way("twice", (60, 60, 60)),
         "agrees if key 60 counts twice, but only in "),
+    "weights of a tile": (weighed_in_a_row,
+        "weights of keys 8 to 15 are 1.3 times what they should be, but only in head 0, query 5"),
     "factor": (lambda: measured(1.03), "the output is 1.0"),
     "scale": (lambda: measured(scale=1.06 / D**0.5), "the scale is 1.06"),
     "window": (lambda: measured(window=(30, 30)), "there is a window of 30 keys"),
@@ -277,12 +284,16 @@ def test_one_number_tells_no_cause(kind, dtype):
     assert (found.verdict, found.suspects) == ("FAIL", [])
 
 
-J = np.arange(M)
+J, SOME = np.arange(M), (3, 17, 30, 44, 70, 90)
 FACTORS = {
     "values of keys 40 to 59 are 1.25 times": ("values", np.where((J >= 40) & (J < 60), 1.25, 1)),
     "values of keys 1 of each 3 are 0.9 times": ("values", np.where(J % 3 == 1, 0.9, 1)),
     "values of some keys have factors: keys 0 to 31 1.5, keys 32 to 63 0.8, keys 64 to 95 1.1": (
         "values", np.array([1.5, 0.8, 1.1])[J // 32]),
+    "values of keys 3, 17, 30 and 3 more spans are 1.3 times": (
+        "values", np.where(np.isin(J, SOME), 1.3, 1)),
+    "scores of some keys have factors: key 3 1.4, key 17 0.7": (
+        "scores", 1 + np.isin(J, SOME) * np.where(J % 2, 0.4, -0.3) * np.where(J == 17, -0.75, 1)),
     "scores of keys 64 to 95 are 2 times": ("scores", np.where(J >= 64, 2.0, 1)),
     "scores of keys 1 of each 2 are 0.8 times": ("scores", np.where(J % 2, 0.8, 1)),
 }  # fmt: skip
