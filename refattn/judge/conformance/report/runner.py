@@ -28,7 +28,7 @@ from ..candidate.tags import CHOICES, LISTING, write_tag
 from ..checks.recovery import refuse_other_formulas
 from ..checks.trials import CHECKS, Check, CheckRun, attends
 from .advice import advise
-from .causes import Asked, ask_again, name_cause
+from .causes import Asked, ask_again, name_cause, name_ignored
 from .draws import name_factor_of_kernel, name_frequencies
 from .failures import Failures
 from .interrupts import interrupt
@@ -230,8 +230,10 @@ def check(
             # Wrong at extreme inputs only is no other convention.
             formulas = {r.check for r in results if r.status == FAIL and r.severity == "formula"}
             diagnosis = within(partial(diagnose, failed=[chosen[x] for x in formulas]))
-            asked = within(partial(ask_again, failed=[t for t in trials if t.name in formulas]))
+            called = [t for t in trials if t.name in formulas]
+            asked = within(partial(ask_again, failed=called))
             diagnosis = diagnosis or within(partial(name_cause, asked=asked, mistakes=mistakes))
+            diagnosis = diagnosis or within(partial(name_ignored, failed=called))
             weighing = within(weighing_keys_alike)
         if failed and not (diagnosis or stopped):
             diagnosis = _within(candidate, seed, end, name_factor_of_kernel) or name_frequencies(

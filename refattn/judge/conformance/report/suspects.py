@@ -216,7 +216,7 @@ def _is_right(trial: CheckRun) -> bool:
 def _same_checks(
     adapter: Adapter, failed: set[str], ran: set[str], least: int, of_draws: bool = False
 ) -> list[_Suspect]:
-    """Return defects that fail the same of these checks, at least so many, unless many do.
+    """Return defects that fail the same of these checks, at least so many, unless others do, too.
 
     Those of draws are of the same coupling, and fail laws alone.
     """
@@ -225,6 +225,7 @@ def _same_checks(
 
     if len(failed) < least:
         return []
+    most = _MOST_SUSPECTS if of_draws else 1
     names = (adapter.record.name, *adapter.record.aliases)
     fails = {mutant: {*x} for name in names for mutant, x in kills().get(name, {}).items()}
     alike = [
@@ -234,7 +235,7 @@ def _same_checks(
         and not (of_draws and x.tags.get("coupling", "iid") != adapter["coupling"])
         and not (of_draws and any(CHECKS[y].layer == "identity" for y in fails[x.name]))
     ]
-    return alike if len(alike) <= _MOST_SUSPECTS else []
+    return alike if len(alike) <= most else []
 
 
 def _same_moments(defect: Any, trial: CheckRun) -> bool:

@@ -72,6 +72,8 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
         "multiplied by ln(2) (log2(e) is left out)": problem.scale / _LOG2E,
         "multiplied by the log of the number of keys": problem.scale * math.log(max(m, 2)),
     }
+    if (heads := (problem.lead or (1,))[-1]) > 1:
+        scales[f"1 / sqrt({heads} x {d}), that of all heads together"] = (heads * d) ** -0.5
     for words, scale in scales.items():
         if not math.isclose(scale, problem.scale):
             yield Alternative(f"the scale is {words}", problem._replace(scale=scale))

@@ -346,13 +346,13 @@ def _list_other(node: ast.expr, value: Any, names: Mapping[str, Any]) -> Iterato
             for x, y in names.items():
                 if x != name and type(y) is type(value) and x not in _LIBRARIES:
                     yield ast.Name(x, ast.Load())
-        case ast.Call(func=func, args=[first, *rest]):
+        case ast.Call(func=func, args=[first, *rest]) if not isinstance(first, ast.Starred):
             yield first
             for axis in _LAST_AXES[1:] if isinstance(func, ast.Name) else ():
                 turned = _put(_parsed(f"x_.swapaxes(-1, {axis})"), _VALUE, first)
                 call = ast.Call(func, [turned, *rest], node.keywords)
                 yield _put(_parsed(f"x_.swapaxes(-1, {axis})"), _VALUE, call)
-            if rest:
+            if rest and not isinstance(rest[0], ast.Starred):
                 yield from (ast.BinOp(first, x(), rest[0]) for x in (ast.Add, ast.Mult))
                 yield ast.Call(func, [rest[0], first, *rest[1:]], node.keywords)
             if isinstance(func, ast.Attribute):
