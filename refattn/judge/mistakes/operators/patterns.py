@@ -396,8 +396,9 @@ def _describe_groups(kind: _Kind, found: _Pattern) -> str:
 
 def _describe_bias(kind: _Kind, found: _Pattern) -> str:
     off = found.is_off
-    numbers, times = found.at[off].astype(int), found.times[found.times > found.errors]
+    numbers = found.at[off].astype(int)
     few = _NAMED < len(numbers) <= _ALL_OVER * len(off)
+    times = found.times[off if few else found.times > found.errors]
     if not len(numbers) or not len(times):
         return ""
     least, most = (math.log(max(f(times), _LEAST_MASS)) for f in (np.min, np.max))
