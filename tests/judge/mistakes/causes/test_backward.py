@@ -238,7 +238,7 @@ CASES = {
         "attention is not causal"),
     "lost block": (lambda: {**backward(*SAME, CAUSAL, seen_back=CAUSAL & (np.arange(40) <
         32)), "dk": None, "dv": None}, {"causal": True}, "dq",
-        "keys 32 to 39 are left out$"),
+        "agrees if keys 32 to 39 are left out$"),
     "factor and scale": (lambda: (x := of_scale(1.5)) | {"dk": BF16(0.375 * x["dk"])}, {}, "dk",
         "0.375... the scale is used twice, and the scale is 1.5"),
     "first D": (lambda: backward(*SAME, delta=lambda x: x[:, :1]), {}, "dq",
