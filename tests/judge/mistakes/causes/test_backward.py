@@ -206,7 +206,7 @@ CASES = {
         "D = d_out . out is divided by 1 - the weight of the sink"),
     "share of sinks twice": (lambda: with_a_share_of_sinks(1), {"causal": True}, "dk",
         "D = d_out . out is multiplied by 1 - the weight of the sink"),
-    "share of small sinks": (lambda: with_a_share_of_sinks(-1, [0.0] * 4, OF_SMALL_SINKS),
+    "share of small sinks": (lambda: with_a_share_of_sinks(-1, [-1.0] * 4, OF_SMALL_SINKS),
         {"causal": True}, "dq", "D = d_out . out is divided by 1 - the weight of the sink"),
     "D times 0.02": (lambda: backward(*SAME, delta=lambda x: 0.02 * x), {}, "dq dk",
         "D = d_out . out is multiplied by 0.02"),
