@@ -232,8 +232,8 @@ def check(
             diagnosis = within(partial(diagnose, failed=[chosen[x] for x in formulas]))
             called = [t for t in trials if t.name in formulas]
             asked = within(partial(ask_again, failed=called))
-            diagnosis = diagnosis or within(partial(name_cause, asked=asked, mistakes=mistakes))
             diagnosis = diagnosis or within(partial(name_ignored, failed=called))
+            diagnosis = diagnosis or within(partial(name_cause, asked=asked, mistakes=mistakes))
             weighing = within(weighing_keys_alike)
         if failed and not (diagnosis or stopped):
             diagnosis = _within(candidate, seed, end, name_factor_of_kernel) or name_frequencies(
