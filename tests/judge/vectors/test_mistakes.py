@@ -62,14 +62,6 @@ def top_left(x):
     return seen if x.get("mask") is None else seen & x["mask"]
 
 
-def interleaved(name):
-    def pick(x):
-        heads = x["q"].shape[0] if x["q"].ndim > 2 else 1
-        return x[name] if x[name].ndim < 3 else x[name][np.arange(heads) % x[name].shape[0]]
-
-    return pick
-
-
 def first_head(x):
     """Frequencies of the first head for all."""
     omega = x["omega"]
@@ -107,18 +99,6 @@ def flipped(x):
 def transposed(x):
     square = x["omega"].shape[-1] == x["omega"].shape[-2]
     return np.swapaxes(x["omega"], -1, -2).copy() if square else x["omega"]
-
-
-def squeezed(x, given):
-    return np.squeeze(x)
-
-
-def times_count(x, given):
-    return x * given["omega"].shape[-2]
-
-
-def unit_keys(x):
-    return x["k"] / np.linalg.norm(x["k"], axis=-1, keepdims=True)
 
 
 def once(x):

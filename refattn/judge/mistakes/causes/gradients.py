@@ -539,12 +539,14 @@ _LISTINGS: tuple[Callable[[Backward], Iterator[Candidate]], ...] = (
     backward_places.list_limited,
     backward_counts.list_columns_counted,
     backward_counts.list_chunks_seen,
+    partial(backward_places.list_other_numbers, related=True),
     backward_places.list_of_tiles,
     _list_added_rows,
     _list_padded,
     backward_counts.list_transposed,
     backward_places.list_moved_terms,
     lambda back: list_edited_backward(back, known_rows(back.first.forward)),
-    backward_places.list_other_numbers,  # of each row: what has no such number comes first
+    # Of each row: what has no such number comes first.
+    partial(backward_places.list_other_numbers, related=False),
     backward_counts.list_other_normalisers,
 )

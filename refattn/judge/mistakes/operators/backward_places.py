@@ -452,8 +452,11 @@ def _say_heads(heads: Sequence[Index]) -> str:
     return f" in head {place(heads[0])}{f' and {len(heads) - 1} more' * (len(heads) > 1)}"
 
 
-def list_other_numbers(back: Backward) -> Iterator[Candidate]:
-    """List the backward pass with another D in some rows, those of dq that one number explains."""
+def list_other_numbers(back: Backward, related: bool) -> Iterator[Candidate]:
+    """List the backward pass with another D in some rows, those of dq that one number explains.
+
+    It is `related` to the right one, or any number.
+    """
     (n, m, _), of_dq = back.first.forward.shape, "dq" in back.failed
     wrong = back.list_wrong("dq") if of_dq and n * m <= _PAIRS else []
     if not wrong or wrong[0].got.shape[1] < _COLUMNS_OF_D:
@@ -463,43 +466,62 @@ def list_other_numbers(back: Backward) -> Iterator[Candidate]:
         i, values, errors = _solve_rows(back, ("delta",), x)
         held, kept = back.keep("dq", x.rows.at)
         solved[x.rows.at] = i, values[0]
-        sinks = np.exp(score_all(held.head)[i, held.head.keys :] - kept.lse[i, None])
         top, made = np.exp(kept.top - kept.lse)[i], [held.d_out[i], _take_out((held, kept))[i]]
-        about.append([values[0], errors[0], kept.delta[i], 1 - np.sum(sinks, -1), top, *made])
+        about.append([values[0], errors[0], kept.delta[i], top, *made])
     every = [np.concatenate(x) for x in zip(*about, strict=True)]
-    values, errors, right, of_keys, top, *made = every
+    values, errors, right, top, *made = every
     if not np.all(np.isfinite(values)):
         return
     # A kernel may take D from an output that was rounded.
     of_out = back.samples["dq"].unit * np.linalg.norm(made[0] * row_sizes(made[1]), axis=-1)
     errors = np.hypot(errors, of_out)
-    named = _relate(values, errors, (right, of_keys), made)
+    size = max(float(np.sum(np.square(right / errors))), 1e-300)
+    factor = float(np.sum(right * values / np.square(errors))) / size
+    others = [(_list_deltas(factor, back.keep("dq", at)), i) for at, (i, _) in solved.items()]
+    known = {x: np.concatenate([y[x][i] for y, i in others]) for x in others[0][0]}
+    named = _relate(values, errors, known, made)
     # Where one key has nearly all of the weight, any error of it is as of another D.
-    if named == _ANY and np.median(top) > _ONE_KEY:
+    if related == (named == _ANY) or (not related and np.median(top) > _ONE_KEY):
         return
+    if named in known:
+        read = partial(_take_related, named, factor)
+        yield Candidate(f"D = d_out . out is {named}", read=read)
     columns = back.samples["dq"]._replace(columns=np.ones(0, bool))  # D is of whole rows
     where = ", ".join(list_places(back.parts["dq"].problem, columns)) or "all rows"
     read = partial(_take_solved, solved)
     yield Candidate(f"D = d_out . out is {named} in {where}", read=read)
 
 
-def _relate(
-    values: Doubles, errors: Doubles, about: tuple[Doubles, Doubles], made: Sequence[Doubles]
-) -> str:
-    """Say how numbers come from the right ones and weights of keys, or sums of which products."""
-    (right, of_keys), (d_out, out) = about, made
-    size = max(float(np.sum(np.square(right / errors))), 1e-300)
-    factor = float(np.sum(right * values / np.square(errors))) / size
-    related = {
-        "left out": 0 * errors,
-        f"multiplied by {factor:.3g}": factor * right,
-        "divided by 1 - the weight of the sink": right / of_keys,
-        "multiplied by 1 - the weight of the sink": right * of_keys,
+def _list_deltas(factor: float, made: HeadPass) -> Mapping[str, Doubles]:
+    """List what D may be, by words: from the right one, weights of keys, or other products."""
+    held, kept = made
+    out, sinks = (
+        _take_out(made),
+        np.exp(score_all(held.head)[:, held.head.keys :] - kept.lse[:, None]),
+    )
+    of_keys = 1 - np.sum(sinks, -1)
+    return {
+        "left out": 0 * kept.delta,
+        f"multiplied by {factor:.3g}": factor * kept.delta,
+        "divided by 1 - the weight of the sink": kept.delta / of_keys,
+        "multiplied by 1 - the weight of the sink": kept.delta * of_keys,
         "the sum of out": np.sum(out, -1),
-        "the sum of d_out": np.sum(d_out, -1),
+        "the sum of d_out": np.sum(held.d_out, -1),
         "out . out": np.sum(out * out, -1),
-        "d_out . d_out": np.sum(d_out * d_out, -1),
+        "d_out . d_out": np.sum(held.d_out * held.d_out, -1),
     }
+
+
+def _take_related(named: str, factor: float, look: Lookup, at: Index) -> HeadPass:
+    back, kept = look(at)
+    return back, kept._replace(delta=_list_deltas(factor, (back, kept))[named])
+
+
+def _relate(
+    values: Doubles, errors: Doubles, known: Mapping[str, Doubles], made: Sequence[Doubles]
+) -> str:
+    """Say which of known numbers, or of sums of products of some columns, numbers are."""
+    (d_out, out), related = made, {**known}
     if len(values) > 2 * out.shape[1]:
         sums = d_out * out / errors[:, None]
         kept = np.linalg.lstsq(sums, values / errors, rcond=None)[0] > 0.5

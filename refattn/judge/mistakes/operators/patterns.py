@@ -225,6 +225,12 @@ class _Pattern(NamedTuple):
         times = np.exp(np.interp(x, self.at, logs))
         return np.where(np.isin(x, self.at), times, 1.0) if groups else times
 
+    @property
+    def is_off(self) -> npt.NDArray[np.bool_]:
+        """Where factors are surely others than they should be."""
+        off = np.abs(self.times - self.usual)
+        return np.asarray(off > _SURELY_OFF * self.errors + _NEAR_USUAL)
+
     def find_line(self) -> float:
         """Find the slope of the logarithms of the factors; 0 where they are on no line."""
         some = (self.usual > 0) & (self.times > _SURELY_OFF * self.errors)
@@ -276,10 +282,17 @@ def _list_scales(
         yield _name_heads(words), {at: partial(_to_power, x) for at, x in slopes.items()}
     if kind.only_line:
         return
-    say = _describe_groups if kind.whole else _describe_function
-    texts = {at: say(kind, x) for at, x in found.items()}
-    if any(texts.values()):
-        yield _name_heads(texts), {at: partial(x.of, groups=kind.whole) for at, x in found.items()}
+    ways = [(_describe_function, found)]
+    if kind.whole:
+        named = {
+            at: x._replace(times=np.where(x.is_off, x.times, x.usual)) for at, x in found.items()
+        }
+        ways = [(_describe_groups, named), (_describe_bias, found)]
+    for say, patterns in ways:
+        texts = {at: say(kind, x) for at, x in patterns.items()}
+        if any(texts.values()):
+            scales = {at: partial(x.of, groups=kind.whole) for at, x in patterns.items()}
+            yield _name_heads(texts), scales
 
 
 def _rate_slope(pairs: Sequence[tuple[Sampled, _Terms]], slope: float) -> float:
@@ -372,15 +385,25 @@ def _to_power(slope: float, x: Doubles) -> Doubles:
 
 
 def _describe_groups(kind: _Kind, found: _Pattern) -> str:
-    off = np.abs(found.times - found.usual) > _SURELY_OFF * found.errors + _NEAR_USUAL
-    numbers, times = found.at[off].astype(int), found.times[off]
+    """Say how often each group counts, if these are few numbers."""
+    times = found.times[found.is_off]
     if len(np.unique(np.round(times, 2))) > _NAMED:
-        least, most = (math.log(max(f(times), _LEAST_MASS)) for f in (np.min, np.max))
-        where = "" if np.mean(off) > _ALL_OVER else f", where that is {name_runs(numbers)}"
-        return f"a bias by {kind.name} is added to the scores, {least:.2g} to {most:.2g}{where}"
-    counts = dict(zip(numbers.tolist(), times.tolist(), strict=True))
+        return ""
+    counts = dict(zip(found.at[found.is_off].astype(int).tolist(), times.tolist(), strict=True))
     hidden = {*found.at[found.usual == 0].astype(int).tolist()}
     return describe_counts(counts, hidden, " before the query" * kind.free) if counts else ""
+
+
+def _describe_bias(kind: _Kind, found: _Pattern) -> str:
+    off = found.is_off
+    numbers = found.at[off].astype(int)
+    few = _NAMED < len(numbers) <= _ALL_OVER * len(off)
+    times = found.times[off if few else found.times > found.errors]
+    if not len(numbers) or not len(times):
+        return ""
+    least, most = (math.log(max(f(times), _LEAST_MASS)) for f in (np.min, np.max))
+    where = f", where that is {name_runs(numbers)}" if few else ""
+    return f"a bias by {kind.name} is added to the scores, {least:.2g} to {most:.2g}{where}"
 
 
 def _describe_function(kind: _Kind, found: _Pattern) -> str:

@@ -206,7 +206,7 @@ CASES = {
         "D = d_out . out is divided by 1 - the weight of the sink"),
     "share of sinks twice": (lambda: with_a_share_of_sinks(1), {"causal": True}, "dk",
         "D = d_out . out is multiplied by 1 - the weight of the sink"),
-    "share of small sinks": (lambda: with_a_share_of_sinks(-1, [0.0] * 4, OF_SMALL_SINKS),
+    "share of small sinks": (lambda: with_a_share_of_sinks(-1, [-1.0] * 4, OF_SMALL_SINKS),
         {"causal": True}, "dq", "D = d_out . out is divided by 1 - the weight of the sink"),
     "D times 0.02": (lambda: backward(*SAME, delta=lambda x: 0.02 * x), {}, "dq dk",
         "D = d_out . out is multiplied by 0.02"),
@@ -238,7 +238,7 @@ CASES = {
         "attention is not causal"),
     "lost block": (lambda: {**backward(*SAME, CAUSAL, seen_back=CAUSAL & (np.arange(40) <
         32)), "dk": None, "dv": None}, {"causal": True}, "dq",
-        "keys 32 to 39 are left out for queries 32 to 39$"),
+        "agrees if keys 32 to 39 are left out$"),
     "factor and scale": (lambda: (x := of_scale(1.5)) | {"dk": BF16(0.375 * x["dk"])}, {}, "dk",
         "0.375... the scale is used twice, and the scale is 1.5"),
     "first D": (lambda: backward(*SAME, delta=lambda x: x[:, :1]), {}, "dq",

@@ -113,6 +113,8 @@ CASES = {
         "tiles are read from elsewhere: values 48 to 63 are those of 32 to 47"),
     "cut": (cut, "queries, keys and values are cut to TF32, not rounded, first"),
     "late v_scale": (lambda: scaled(SCALES, LATE), "key j has the v_scale of key j - 16"),
+    "a bias of keys": (lambda: attention(S + 0.05 * np.random.default_rng(0).standard_normal(N)),
+        "a bias by j is added to the scores, -0.1"),
     "one row of the bias": (lambda: attention(hide(S + BIAS[:1], FAR <= 0), bias=BIAS,
         causal=True), "query i has the bias of query 0"),
     **{x: (lambda order=order: of_eight(order), f"agrees if keys are read from {x}$")

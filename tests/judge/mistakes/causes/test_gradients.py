@@ -96,7 +96,7 @@ CASES = {
     "none of a tile": (lambda: other_delta(np.s_[:, 8:16], lambda x: 0 * x), "dq dk",
         f"{D} left out in queries 8 to 15"),
     "twice in all": (lambda: other_delta(np.s_[:], lambda x: 2 * x), "dq dk",
-        f"{D} multiplied by 2 in all rows"),
+        f"{D} multiplied by 2$"),
     "some rows": (lambda: other_delta(np.s_[:, 3::5], lambda x: 1.5 * x), "dq dk",
         f"{D} multiplied by 1.5 in queries 3 to 38 in steps of 5"),
     "elsewhere": (lambda: other_delta(np.s_[:, 9:30], lambda x: np.roll(x, 1, 1)), "dq dk",

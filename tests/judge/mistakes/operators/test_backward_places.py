@@ -75,7 +75,7 @@ CASES = {
     "d_out of D": (lambda: backward(Q, K, V, G, delta=lambda _: np.sum(late(G) * OUT, -1,
         keepdims=True)), "d_out in D = d_out . out is read elsewhere: queries 0 to 15 read 0"),
     "sum of out": (lambda: backward(Q, K, V, G, delta=lambda _: np.sum(OUT, -1, keepdims=True)),
-        "D = d_out . out is the sum of out in all rows"),
+        "D = d_out . out is the sum of out$"),
     "some columns": (lambda: backward(Q, K, V, G, delta=lambda _: np.sum((G * OUT)[..., ::2], -1,
         keepdims=True)), "D = d_out . out is the sum over columns 0 to 14 in steps of 2 alone"),
 }  # fmt: skip
