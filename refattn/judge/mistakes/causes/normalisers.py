@@ -152,6 +152,13 @@ def list_moved_normalisers(
         if apart := -n % size:
             text = f"read {n} by {n} rows, but heads are written {n + apart} rows apart"
             yield text, partial(answer_places, problem, (n + apart).__rdivmod__)
+    packed, heads = problem.packed, math.prod(problem.lead)
+    if packed is not None and packed.queries.ndim == 1 and packed.queries[-1] == n:
+        size = int(np.max(np.diff(packed.queries)))
+        padded, flat = f"padded, (sequences, heads, {size})", f"packed, (heads, {n})"
+        for x, y, of in ((padded, flat, _find_padded), (flat, padded, _find_packed)):
+            find = partial(of, packed.queries, size, heads)
+            yield f"{x}, and read as {y}", partial(answer_places, problem, find)
     turned = (Map(f"{write_shift('@', by)} (cyclically)", partial(np.add, by)) for by in (1, -1))
     ends: Any
     for ends, rules in {"clip": list_maps(n), "wrap": turned}.items():
@@ -172,6 +179,21 @@ def list_moved_normalisers(
             yield f"that of {alternative.text.split(' the output of ')[-1]}", alternative.result
         else:
             yield f"computed as if {alternative.text}", alternative.result
+
+
+def _find_padded(starts: Any, size: int, heads: int, place: int) -> tuple[int, int]:
+    """Find the head and the query at a place of padded sequences; past the last in the padding."""
+    (sequence, head), i = divmod(place // size, heads), place % size
+    inside = i < starts[sequence + 1] - starts[sequence]
+    return head, int(starts[sequence] + i) if inside else int(starts[-1])
+
+
+def _find_packed(starts: Any, size: int, heads: int, place: int) -> tuple[int, int]:
+    """Find the head and the query in packed rows at the place of one in padded sequences."""
+    (head, i), n = divmod(place, starts[-1]), int(starts[-1])
+    sequence = int(np.searchsorted(starts, i, "right")) - 1
+    place = (sequence * heads + head) * size + i - int(starts[sequence])
+    return divmod(place, n) if place < heads * n else (0, n)
 
 
 def name_offset(

@@ -123,7 +123,8 @@ def search_causes(task: SearchTask) -> tuple[list[Suspect], Sample]:
         settled = any(x.holds and x.is_sure for x in found) or leave_roundings(fits)
         if not (settled or task.first):
             for listing in trials.list_fitted():
-                fitted = [trials.judge(x, profiles, dtype) for x in trials.explain_all(listing)]
+                explained += (tried := [*trials.explain_all(listing)])
+                fitted = [trials.judge(x, profiles, dtype) for x in tried]
                 holding = [x for x in fitted if _may_stand(trials, x) and _is_told(trials, x)]
                 # What is fitted to some wrong rows must explain all of them.
                 if holding := [x for x in holding if not find_left(trials, x.alternative, None)[0]]:

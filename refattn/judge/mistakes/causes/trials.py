@@ -103,7 +103,10 @@ _PLAIN_LISTS: tuple[Callable[[Problem], Iterator[Alternative]], ...] = (
     intervals.list_lost_parts,
     arrays.list_sinks,
 )
-_OF_WRONG_ROWS = arrays.list_column_factors, arrays.list_columns, classes.list_partial_sums
+_OF_WRONG_ROWS = (
+    *(factors.list_channel_factors, arrays.list_column_factors, arrays.list_columns),
+    classes.list_partial_sums,
+)
 _OF_FEW_ROWS = sums.list_stale_weights, sums.list_crossed_parts
 _OF_ALL_ROWS = (
     *(factors.list_factored_keys, seen_keys.list_few_keys, seen_keys.list_other_values),
@@ -309,7 +312,7 @@ class Trials:
         lists.append(pages.list_blocks_of_cache(problem, few, unit))
         lists.append(limits.list_mask_ends(problem, every, unit))
         lists += [arrays.list_reads(*x) for x in first]
-        lists.append(self.take_nearest(arrays.list_rings(problem)))
+        lists += map(self.take_nearest, (arrays.list_linear(problem), arrays.list_rings(problem)))
         lists.append(list_other_places(problem, self.sample))
         lists.append(strides.list_addresses(problem, every, unit))
         lists.append(arrays.list_widths(problem))

@@ -28,12 +28,13 @@ from ..causes.sampled import (
 from ..causes.slips import TILE_SIZES, attend_by, score_all, weigh_keys
 from ..causes.wrong_rows import Sampled, differ, divide, finite, row_sizes, thin
 from .maps import Map, Places, list_maps, list_paddings, write_shift
-from .strides import PADDED_TO, PLURALS
+from .strides import PADDED_TO, PLURALS, read_strided
 
 _RATED_ROWS = 4  # by which rules are rated
 _NEAREST = 2  # rules that are tried, of each array
 _SHIFTS = (1, -1, 2, -2, *TILE_SIZES[:-1], *(-x for x in TILE_SIZES[:-1]))
 _MOST_SHIFTED = 128  # keys of a mask, at most, for it to be tried moved by any number of keys
+_MOST_READ = 2**24  # numbers of a mask, in all rows by which it is tried to be read
 NOWHERE = -1  # the place of a row of zeros
 # What is read where there is none: of these places, those of the readers, and how many there are.
 _ENDS: Mapping[str, Callable[[Places, Places, int], Any]] = {
@@ -240,6 +241,33 @@ def list_rings(problem: Problem) -> Iterator[Alternative]:
             text += f"slot: slot j, seen by queries from {write_shift('j', n - m)} on, holds the "
             text += f"last token t with t % {size} = j"
             yield Alternative(text, ring, partial(_show_slots, size))
+
+
+def list_linear(problem: Problem) -> Iterator[Alternative]:
+    """List masks and biases whose linear index wraps, or has rows of any other length."""
+    n, m, _ = problem.shape
+    for name in ("mask", "bias") if problem.packed is None and n > 1 else ():
+        if name not in problem.first:
+            continue
+        for bits in range((m - 1).bit_length(), (n * m - 1).bit_length()):
+            text = f"the {name} is read at a linear index, {m} i + j, that wraps at {2**bits}"
+            yield Alternative(text, problem.replaced(name, partial(_read_wrapped, 2**bits)))
+        step = 1 if m <= _MOST_SHIFTED else 8
+        lengths = [x for x in range(step, 2 * m, step) if x != m]
+        for row in lengths if len(lengths) * n * m <= _MOST_READ else ():
+            text = f"the {name} is read with rows of {row} numbers, not {m}"
+            read = partial(read_strided, start=0, row=row, tile=m)
+            yield Alternative(text, problem.replaced(name, read))
+            if row > m:
+                text = (
+                    f"the {name} is read with rows of {m} numbers, where they are padded to {row}"
+                )
+                read = partial(read_strided, start=0, row=m, tile=m, padded=row)
+                yield Alternative(text, problem.replaced(name, read))
+
+
+def _read_wrapped(size: int, _: Index, x: Any) -> Any:
+    return np.resize(x.ravel()[:size], x.shape)
 
 
 def _show_slots(size: int, x: Place) -> Any:

@@ -1,4 +1,4 @@
-"""Keys whose values, scores or weights have factors of their own: by derivatives to these."""
+"""Keys, or channels of scores, that have factors of their own: by derivatives to these."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....arrays.library import Doubles
+from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Problem
 from ...verification.findings import name_first, name_span
 from ..causes.sampled import Alternative, Result, Rows, take_rows
@@ -29,6 +30,9 @@ _LEFT_BY_FACTORS, _LEFT_AT_LEAST = 4.0, 0.25  # mean square of z, at most; as if
 _FEW_FACTORED, _LEFT_BY_KEY = 8, 0.95  # keys, at most; of squares, by each
 _SURE_FACTOR = 5.0  # standard errors from 1
 _SURE_OF_FACTORS = 30.0  # log of a ratio of likelihoods, at least
+_CHANNEL_HEADS, _CHANNEL_ROWS, _CHANNEL_NUMBERS = 8, 128, 4  # at most; numbers of each factor
+_CHANNEL_TURNS, _MOST_CHANNEL_TERMS = (6, 30), 2**28
+_KNOWN_FACTOR, _LIKE_WHOLE = 0.1, 0.03  # error of a factor, at most; how near to 0 or 1 it is that
 
 _FactorWay = Callable[[Doubles, Doubles, Doubles], tuple[Doubles, Doubles]]
 # What factors c change of scores s and values v, and whether derivatives to c have s as a factor.
@@ -107,6 +111,65 @@ def list_factored_keys(
         return
     answer = partial(_attend_factored, problem, best.way, best.of_keys)
     yield Alternative(_describe_factors(best), problem, answer=answer, fitted=True)
+
+
+def list_channel_factors(
+    problem: Problem, wrong: Sequence[Sampled], unit: float
+) -> Iterator[Alternative]:
+    """List the kernel whose scores lack channels, or multiply them by factors of their own.
+
+    These are found by Gauss-Newton, from rows that see few keys: what hides more is another cause.
+    """
+    from scipy import optimize  # here, as most files need none
+
+    (_, m, columns), d, rows, numbers = problem.shape, problem.first["q"].shape[1], [], 0
+    every = [x.take(slice(_CHANNEL_ROWS)) for x in thin(wrong, _CHANNEL_HEADS)]
+    for x in every:
+        mask = take_rows(problem, x.rows).mask
+        seen = np.full(len(x.got), m) if mask is None else np.sum(mask, -1)
+        told = np.cumsum(np.clip(seen - 1, 0, columns))
+        some = told < told[0] + _CHANNEL_NUMBERS * d // len(every)
+        numbers += np.max(told[some])
+        rows.append((take_rows(problem, x.take(some).rows), x.got[some]))
+    terms = sum(len(y) for _, y in rows) * m * columns * d
+    known = all(np.all(np.isfinite(y)) for _, y in rows) and numbers >= 2 * d
+    if problem.softcap is not None or not known or terms > _MOST_CHANNEL_TERMS:
+        return
+
+    def leave(x: SoftmaxHead, got: Doubles, c: Doubles) -> Doubles:
+        out = attend_by(score_all(x._replace(q=x.q * c)), x.v).out
+        return np.clip(finite((got - out) / unit / row_sizes(got)), -_LARGEST_LEFT, _LARGEST_LEFT)
+
+    def derive(x: SoftmaxHead, got: Doubles, c: Doubles) -> Doubles:
+        """Return derivatives of what is left to factors, (rows, columns, channels)."""
+        s, j = score_all(x._replace(q=x.q * c)), slice(x.keys)
+        found = attend_by(s, x.v)
+        p = np.exp(s - found.lse[:, None])[:, j, None]
+        by_key = (p * (found.out[:, None] - x.v[j])).mT @ x.k[j]
+        return finite(by_key * (x.scale * x.q / unit / row_sizes(got))[:, None])
+
+    def of_rows(part: Callable[..., Doubles], *shape: int) -> Callable[[Doubles], Doubles]:
+        return lambda c: np.concatenate([part(*x, c).reshape(-1, *shape) for x in rows])
+
+    errors, slopes = of_rows(leave), of_rows(derive, d)
+    c, left = np.ones(d), float(np.mean(np.square(errors(np.ones(d)))))
+    for turns in _CHANNEL_TURNS:  # of which the first must help
+        fit = optimize.least_squares(errors, c, slopes, max_nfev=turns)
+        before, c, left = left, fit.x, float(np.mean(np.square(fit.fun)))
+        if left > max(_LEFT_BY_FACTORS, before / 2):
+            return
+    error = np.sqrt(np.diagonal(np.linalg.pinv(fit.jac.T @ fit.jac)) * max(left, 1.0))
+    whole = np.abs(c - np.rint(c)) < np.maximum(_SURE_FACTOR * error, _LIKE_WHOLE)
+    c = np.where(whole, np.rint(c), c)
+    if left > _LEFT_BY_FACTORS or np.max(error) > _KNOWN_FACTOR or np.ptp(c) < _LIKE_WHOLE:
+        return
+    text = f"{describe_keys(c == 0, 'channels')} of q, or of k, do not enter the scores"
+    if not np.isin(c, [0, 1]).all():
+        digits = max(1, math.floor(-math.log10(_SURE_FACTOR * np.max(error))))
+        each = [f"{round(y, digits):g} (channel {x})" for x, y in enumerate(c) if y != 1]
+        text = f"channels of q, or of k, have factors in the scores: {name_first(each)}"
+    moved = problem.replaced("q", lambda _, q: q * c)
+    yield Alternative(text, moved, fitted=not whole.all())
 
 
 def _multiply(s: Doubles, v: Doubles, way: str, c: Doubles) -> tuple[Doubles, Doubles]:

@@ -105,6 +105,9 @@ def list_handed_on(problem: Problem) -> Iterator[tuple[str, Added]]:
         for words, by in _READ_OF.items() if problem.of == "out" else ():
             text = f"a query reads the state {words.format(size)}"
             yield text, partial(_read_late, problem, size, by, lambda g: g)
+        if problem.of == "out" and d == d_v:
+            text = f"a query reads the transposed state before its chunk of {size}"
+            yield text, partial(_read_late, problem, size, 0, lambda g: g, turned=True)
         reads = _READ_WITH if problem.of == "out" and np.any(decays) else {}
         for words, decay in reads.items():
             text = f"a query reads the state before its chunk of {size}, but its decay is {words}"
@@ -160,9 +163,14 @@ def _update_otherwise(problem: Problem, update: Callable[..., Doubles], index: I
 
 
 def _read_late(
-    problem: Problem, size: int, by: int, change: Callable[[Doubles], Doubles], index: Index
+    problem: Problem,
+    size: int,
+    by: int,
+    change: Callable[[Doubles], Doubles],
+    index: Index,
+    turned: bool = False,
 ) -> Doubles:
-    """Let queries read the state of another chunk, or with other decays than those of their own."""
+    """Let queries read the state of another chunk, or with other decays, or transposed."""
     x = problem.read(index)
     tokens = steps_of(x, problem.scale).cut(size, np)
     states, last = carry(solve_leaves(tokens, False, np), x["initial_state"], np)
@@ -170,7 +178,8 @@ def _read_late(
     moved = np.clip(np.arange(len(states)) + by, 0, len(states))
     sums = np.cumsum(tokens.log_decay, -2)
     right, other = (tokens.q * np.exp(g) for g in (sums, change(sums)))
-    return np.concatenate([*(other @ every[moved] - right @ every[:-2])])[: len(x["q"])]
+    read = np.swapaxes(every[moved], -1, -2) if turned else every[moved]
+    return np.concatenate([*(other @ read - right @ every[:-2])])[: len(x["q"])]
 
 
 def _read_chunk_within(

@@ -179,14 +179,14 @@ def _list_mask_strides(problem: Problem) -> Iterator[Alternative]:
         tiles = [x for x in PADDED_TO if x < width]
         strides |= {f"steps of two tiles of {x} keys, not one": (width, x) for x in tiles}
         for words, (row, tile) in strides.items():
-            read = partial(_read_strided, start=start, row=row, tile=tile)
+            read = partial(read_strided, start=start, row=row, tile=tile)
             text = f"the {name}{part} is read with {words}"
             yield Alternative(text, problem.replaced(name, read))
         for by in (x * sign for x in _EARLIER for sign in (1, -1)) if not part else ():
             text = f"the {name} is read {abs(by)} numbers too {'early' if by > 0 else 'late'}"
             yield Alternative(text, problem.replaced(name, partial(_read_moved, by)))
         for padded in sorted({m + -m % x for x in (8, *PADDED_TO)} - {m}) if not part else ():
-            read = partial(_read_strided, start=0, row=m, tile=m, padded=padded)
+            read = partial(read_strided, start=0, row=m, tile=m, padded=padded)
             text = f"the {name} is read with rows of {m} numbers, where they are padded to {padded}"
             yield Alternative(text, problem.replaced(name, read))
 
@@ -213,7 +213,7 @@ def _list_member_strides(problem: Problem) -> Iterator[Alternative]:
         yield Alternative(text, problem.replaced("mask", partial(_take_index, every)))
 
 
-def _read_strided(
+def read_strided(
     _: Index, x: Any, start: int, row: int, tile: int, padded: int | None = None
 ) -> Any:
     """Read rows of another length, and tiles of keys at twice their place; not beyond the end."""

@@ -347,12 +347,11 @@ def describe_keys(keys: npt.NDArray[np.bool_], called: str = "keys") -> str:
     """Name some keys, or queries, by spans of them, of many the first."""
     edges = np.flatnonzero(np.diff(np.pad(keys.astype(int), 1)))
     spans = [describe_span(np.arange(*x)) for x in zip(edges[::2], edges[1::2], strict=True)]
-    periods = (2, 3, 4, 8, *TILE_SIZES) if len(spans) > 1 else ()
-    for period in (x for x in periods if 2 * x <= len(keys)):
+    for period in range(2, len(keys) // 2 + 1) if len(spans) > 1 else ():
         if np.array_equal(keys, np.resize(keys[:period], len(keys))):
             spans = [f"{describe_span(np.flatnonzero(keys[:period]))} of each {period}"]
             break
-    name = called if np.sum(keys) > 1 else {"keys": "key", "queries": "query"}[called]
+    name = called if np.sum(keys) > 1 else {"queries": "query"}.get(called, called[:-1])
     return f"{name} {name_first(spans, more=' and {} more spans')}"
 
 

@@ -28,7 +28,7 @@ def chunked(x, size=N, passed=None, last=False, by=0):
     Of sums of log decays, `passed` gives what the state and its tokens are multiplied by.
     """
     state, states, read = np.float64(x["first"]), [], []
-    out = np.zeros((2, N, COLUMNS))
+    out = np.zeros(x["v"].shape)
     for i in range(0, N, size):
         some, here = slice(i, min(i + size, N)), state
         sums = np.cumsum(x["g"][:, some], 1, dtype=np.float64)
@@ -118,6 +118,24 @@ def test_decays_with_which_states_are_read(words):
     found = judge(x, out, state).parts["out"].suspects
     assert [y.text for y in found] == [
         f"agrees if a query reads the state before its chunk of 32, but its decay is {words}"
+    ]
+
+
+@pytest.mark.long
+def test_states_that_are_read_transposed():
+    x = draw(by_coordinate=True)
+    x |= {"v": x["v"][..., :D], "first": 0 * x["first"][..., :D]}
+    out, state = chunked(x)
+    assert judge(x, out, state).verdict == "PASS"
+    for i in range(0, N, 16):
+        sums = np.cumsum(x["g"][:, i : i + 16], 1, dtype=np.float64)
+        before = states_before(x, i)
+        out[:, i : i + 16] += (
+            D**-0.5 * (np.exp(sums) * x["q"][:, i : i + 16]) @ (before.mT - before)
+        )
+    found = judge(x, out, state).parts["out"].suspects
+    assert [y.text for y in found] == [
+        "agrees if a query reads the transposed state before its chunk of 16"
     ]
 
 

@@ -4,7 +4,17 @@ from functools import partial
 
 import numpy as np
 
-from tests.judge.mistakes.causes.kernels import BF16, ahead, draw, f32, fused, hide, named, scores
+from tests.judge.mistakes.causes.kernels import (
+    BF16,
+    ahead,
+    draw,
+    f32,
+    fused,
+    hide,
+    named,
+    scores,
+    unnamed,
+)
 
 N, D = 64, 32
 Q, K, V, _ = draw(61, heads=4, n=N, d=D)
@@ -42,6 +52,43 @@ def step(size, by):
     return attend(v=V[:, by * (J // size) + J % size])
 
 
+LOST = np.arange(D) % 10 < 7  # channels; those that are there
+BIAS = np.random.default_rng(66).integers(-8, 9, (4, N, N)) / 4
+SHORT = {"k": K[:, :48], "v": V[:, :48], "mask": np.random.default_rng(67).random((N, 48)) < 0.4}
+LENGTHS, STARTS = (16, 37, 11), [0, 16, 53, 64]
+
+
+def masked(size=None, row=48):
+    """As if a mask of 48 keys had rows of another length, or an index that wraps."""
+    flat = np.pad(SHORT["mask"], ((0, 0), (0, row - 48))).ravel()
+    read = np.resize(flat[:size], (N, 48))
+    return attend(S[..., :48], V[:, :48], read), SHORT
+
+
+def few_channels(right=False, window=(None, None)):
+    """Scores of few channels, in which a window may be too long by 1 as well."""
+    left = N if window[0] is None else window[0] + (not right)
+    s = scores(Q * (LOST | right), K)
+    return attend(s, seen=(FAR <= 0) & (-left <= FAR)), {"causal": True, "window": window}
+
+
+def lose_keys(right=False):
+    """Rows have the bias of the first of their 32, and the last keys are lost."""
+    bias = BIAS if right else BIAS[:, J // 32 * 32]
+    return attend(S + bias, seen=(J < 56) | right), {"bias": BIAS}
+
+
+def pack(right=False):
+    """Log normalisers of packed sequences that are read as if they were padded."""
+    of = np.repeat(np.arange(3), LENGTHS)
+    out, lse = fused(hide(S, CAUSAL & (of == of[:, None])), V)
+    at = (of * 4 + np.arange(4)[:, None]) * max(LENGTHS) + J - np.repeat(STARTS[:3], LENGTHS)
+    read = np.pad(lse.ravel(), (0, 4 * N))[at]
+    out, *arrays = (np.swapaxes(x, 0, 1) for x in (out, Q, K, V))
+    options = {"causal": True, "cu_seqlens": STARTS, "lse": lse if right else read}
+    return out, dict(zip("qkv", arrays, strict=True)) | options
+
+
 def reweigh():
     """Weights of a tile of 16 keys, which takes rows of more than 32 columns to tell."""
     q, k, v, _ = draw(64, heads=4, n=N, d=2 * D)
@@ -73,6 +120,14 @@ CASES = {
         attend(S + np.log(2) * (HIT & (FAR == 0)), seen=CAUSAL), {"causal": True}),
     "key 63 counts twice": lambda: (attend(S + np.log(2) * (HIT & (J == N - 1))), {}),
     "weights of keys 48 to 63 are others in each wrong row": reweigh,
+    "if channels 7 to 9 of each 10 of q, or of k, do not enter the scores$": few_channels,
+    "do not enter the scores, and the window reaches 20 keys": lambda: few_channels(
+        window=(19, 0)),
+    "in the scores: 0.5 (channel 3), 1.5 (channel 17), 3 (channel 18)": lambda: (
+        attend(scores(Q * np.array([1] * 3 + [0.5] + [1] * 13 + [1.5, 3] + [1] * 13), K)), {}),
+    "the mask is read at a linear index, 48 i + j, that wraps at 2048": lambda: masked(2048),
+    "rows of 48 numbers, where they are padded to 77": lambda: masked(row=77),
+    "query i has the bias of query 32 (i // 32), and keys 56 to 63 are left out": lose_keys,
 }  # fmt: skip
 
 
@@ -99,6 +154,7 @@ def one_more():
 CASES |= {
     "parts are merged as they are given... lse is that of query i - 1": merged,
     "agrees if another part, with 0.27": one_more,
+    "lse is packed, (heads, 64), and read as padded, (sequences, heads, 37)": pack,
     "lse is that of query i xor 7": lambda: (RIGHT, {"lse": LSE[:, J ^ 7], "causal": True}),
     "lse is that of query i + 1 (cyclically), but only in queries 32 to 63": lambda: (
         RIGHT, {"lse": LSE[:, (J + (J >= 32)) % N], "causal": True}),
@@ -111,3 +167,10 @@ def given(make):
 
 
 test_what_is_read_otherwise = named({x: (partial(given, y), x) for x, y in CASES.items()})
+
+test_their_right_twins = unnamed({
+    f"right {i}": (partial(given, partial(x, **y)), "") for i, (x, y) in enumerate((
+        (few_channels, {"right": True}), (few_channels, {"right": True, "window": (19, 0)}),
+        (masked, {}), (lose_keys, {"right": True}), (pack, {"right": True}),
+    ))
+})  # fmt: skip
