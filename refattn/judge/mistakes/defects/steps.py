@@ -417,7 +417,7 @@ def _equations() -> frozenset[str]:
     """Names of the functions that compute something: of the formulas, and of what stands in."""
     folders = resources.files("refattn.naive"), resources.files(__package__).joinpath("texts")
     files = (x for folder in folders for x in folder.iterdir() if x.name.endswith(".py"))
-    no = ("__", "one_file", "contract", "draws", "keys")
+    no = ("__", "one_file", "draws", "keys")
     return frozenset(
         y for x in files if not x.name.startswith(no) for y in cut(x.read_text("utf-8"))
     )
