@@ -251,12 +251,9 @@ def _without_numbers(fn: Stepped, steps: tuple[int, ...], seen: Observed) -> Ite
 def _with_numbers(fn: Stepped, steps: tuple[int, ...], seen: Observed) -> Iterator[StepChange]:
     value, _ = _value_of(fn, steps[0], seen)
     for template, starts in _FITS.items() if _is_of(value, float) else ():
-        more = (
-            _number(x, seen.sizes) for x in _list_names(seen.sizes) if len(starts) > _FEW_STARTS
-        )
-        number = _fit(
-            partial(StepChange(fn, steps, template).compute, seen), [*starts, *more], seen
-        )
+        more = _list_names(seen.sizes) if len(starts) > _FEW_STARTS else ()
+        every = [*starts, *(_number(x, seen.sizes) for x in more)]
+        number = _fit(partial(StepChange(fn, steps, template).compute, seen), every, seen)
         names = () if number is None else _names_of(number, seen.sizes)
         yield from (StepChange(fn, steps, template, x) for x in names)
 
@@ -272,8 +269,10 @@ def _fit(run: Callable[[float], Any], starts: Iterable[float], seen: Observed) -
     for _ in range(_MOST_STEPS):
         h = _SLOPE * max(abs(c), _SLOPE)
         here, there = run(c), run(c + h)
-        if here is None or there is None or _is_same(here, seen):
-            return None if here is None or there is None else c
+        if here is None or there is None:
+            return None
+        if _is_same(here, seen):
+            return c
         slope, before = (there - here) / h, left
         left = _square(seen.got - here)
         if not (0 < _square(slope) < math.inf and left < before / 2):
@@ -306,9 +305,8 @@ def _number(number: str, sizes: Mapping[str, int]) -> float:
 
 
 def _is_same(found: Any, seen: Observed) -> bool:
-    return found is not None and bool(
-        np.all(np.abs(found - seen.got) <= _SAME_RESULT * seen.allowed)
-    )
+    most = _SAME_RESULT * seen.allowed
+    return found is not None and bool(np.all(np.abs(found - seen.got) <= most))
 
 
 def _value_of(fn: Stepped, step: int, seen: Observed) -> tuple[Any, Mapping[str, Any]]:
@@ -374,9 +372,8 @@ def _is_of(value: Any, kind: Any) -> bool:
     """Tell whether a value is a number or an array of a kind."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.ndarray | np.generic):
         return False
-    return np.issubdtype(
-        np.asarray(value).dtype, {float: np.floating, int: np.integer}.get(kind, kind)
-    )
+    kinds = {float: np.floating, int: np.integer}
+    return np.issubdtype(np.asarray(value).dtype, kinds.get(kind, kind))
 
 
 def _put(tree: _Tree, old: ast.expr | str, new: ast.expr) -> _Tree:
@@ -390,16 +387,14 @@ class _Put(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> Any:
         if isinstance(self.old, str):
-            is_it = isinstance(node, ast.Name) and node.id == self.old
+            found = isinstance(node, ast.Name) and node.id == self.old
         else:
-            is_it = type(node) is type(self.old) and _place_of_node(node) == _place_of_node(
-                self.old
-            )
-        return self.new if is_it else super().generic_visit(node)
+            found = _what_and_where(node) == _what_and_where(self.old)
+        return self.new if found else super().generic_visit(node)
 
 
-def _place_of_node(node: ast.AST) -> tuple[Any, ...]:
-    return tuple(getattr(node, x, None) for x in node._attributes)
+def _what_and_where(node: ast.AST) -> tuple[Any, ...]:
+    return (type(node), *(getattr(node, x, None) for x in node._attributes))
 
 
 @cache
@@ -418,9 +413,8 @@ def _equations() -> frozenset[str]:
     folders = resources.files("refattn.naive"), resources.files(__package__).joinpath("texts")
     files = (x for folder in folders for x in folder.iterdir() if x.name.endswith(".py"))
     no = ("__", "one_file", "draws", "keys")
-    return frozenset(
-        y for x in files if not x.name.startswith(no) for y in cut(x.read_text("utf-8"))
-    )
+    kept = (x.read_text("utf-8") for x in files if not x.name.startswith(no))
+    return frozenset(name for x in kept for name in cut(x))
 
 
 @cache
@@ -457,12 +451,11 @@ class _Doubled(ast.NodeTransformer):
             case ast.FunctionDef():
                 node.body = [self.visit(x) for x in node.body]
                 return node
-        number = not isinstance(node, ast.Constant) or isinstance(node.value, int | float)
+            case ast.Constant(value=x) if isinstance(x, bool) or not isinstance(x, int | float):
+                return node
         read = isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
-        if not (isinstance(node, _EXPRESSIONS) and number and read):
+        if not (isinstance(node, _EXPRESSIONS) and read):
             return self.generic_visit(node)
-        if isinstance(node, ast.Constant) and isinstance(node.value, bool):
-            return node
         which = len(self.steps)
         self.steps.append(StepOfText(self.function, self.statement, copy.deepcopy(node)))
         if isinstance(node, ast.Call):
