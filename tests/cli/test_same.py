@@ -5,17 +5,17 @@ import pytest
 
 from tests.cli import running
 from tests.cli.running import loads
-from tests.judge.runs.test_comparing import inputs, split_kv
+from tests.judge.runs.test_comparing import K, Q, V, split_kv
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    q, k, v = (np.stack([2 * x, x]) for x in inputs())
-    wrong = np.stack([split_kv(q[0], k[0], v[0], 4), split_kv(q[1], k[1], v[1], 4)])
+    q, k, v = (np.stack([2 * x, x]) for x in (Q, K, V))
+    wrong = np.stack([split_kv(4, (q[0], k[0], v[0])), split_kv(4, (q[1], k[1], v[1]))])
     wrong[1, 2, 17] = wrong[1, 2, 16]
     np.savez("two.npz", q=q, k=k, v=v, out=wrong)
-    np.savez("one.npz", q=q[1:], k=k[1:], v=v[1:], out=split_kv(q[1], k[1], v[1], 4)[None])
+    np.savez("one.npz", q=q[1:], k=k[1:], v=v[1:], out=split_kv(4, (q[1], k[1], v[1]))[None])
     np.savez("outs.npz", out=wrong)
     np.savez("others.npz", q=4 * q, k=k, v=v, out=wrong)
 

@@ -24,21 +24,21 @@ Q, K, V = (bf16(x[0, :, :N]) for x in refattn.load_sample())
 GIVEN = {"q": Q, "k": K, "v": V, "dtype": "bfloat16"}
 
 
-def split_kv(splits, *, combine="right", seen=None):
+def split_kv(splits, arrays=(Q, K, V), *, combine="right", seen=None):
     """Decode as kernels with split keys do: a softmax of each split, merged by their lse.
 
     It may forget to weigh the splits of a row ("stale"), or read the row before ("shifted").
     """
-    o, lse = [], []
+    (q, k, v), o, lse = arrays, [], []
     for part in np.array_split(np.arange(N), splits):
-        s = (Q.astype(f32) @ K[:, part].astype(f32).swapaxes(-1, -2)) * f32(Q.shape[-1] ** -0.5)
+        s = (q.astype(f32) @ k[:, part].astype(f32).swapaxes(-1, -2)) * f32(q.shape[-1] ** -0.5)
         if seen is not None:
             s = np.where(seen[..., part], s, f32(-np.inf))
         top = np.maximum(s.max(-1, keepdims=True), f32(-1e30))
         p = np.exp(s - top)
         total = p.sum(-1, keepdims=True)
         some = np.where(total > 0, total, f32(1))
-        o.append(bf16(p).astype(f32) @ V[:, part].astype(f32) / some)
+        o.append(bf16(p).astype(f32) @ v[:, part].astype(f32) / some)
         lse.append(np.where(total > 0, top + np.log(some), f32(-np.inf)))
     weight = np.exp(np.stack(lse) - np.logaddexp.reduce(lse))
     if combine == "stale":

@@ -97,10 +97,10 @@ def _find_kept(
     worst = np.unravel_index(int(np.argmax(error)), error.shape)
     t.error = max(t.error or 0.0, float(error[worst]) / allowed)
     if error[worst] > allowed or np.any(out[exact == 0]):
-        raise Failure(
-            f"weights that are dropped, or divided by {1 - rate:g}",
-            f"{share[worst]:.6g} times that at {tuple(int(i) for i in worst)}",
-        )
+        place = f"{share[worst]:.6g} times that at {tuple(int(i) for i in worst)}"
+        plain = np.all(np.abs(share - (1 - rate))[known] <= allowed)
+        got = "the weights without dropout: nothing is dropped" if plain else place
+        raise Failure(f"weights that are dropped, or divided by {1 - rate:g}", got)
     return kept
 
 

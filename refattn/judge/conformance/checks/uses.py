@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ....attention import attend
 from ....engine.attend import Attended, merge
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure, Refusal
 from ..candidate.limits import Arrays, Keywords, nearest_head_size
-from ..truth.allowed import CONTRACT, allowed_error, largest_exponent, of_function, terms
+from ..truth.allowed import allowed_error
+from ..truth.normalisers import with_normalisers
 from .cases import OPTIONS, Mask, covering, in_time, levels, problem_of, try_cases
 from .trials import CheckRun, add_check, add_condition, attends, evaluated, stabilised
 
@@ -276,19 +276,14 @@ def _compare_case(t: CheckRun, arrays: Arrays, **options: Any) -> None:
 
 def _compare_normalisers(t: CheckRun, arrays: Arrays, **options: Any) -> None:
     """Compare output and log normalisers with the formula, in rows that see a key."""
-    options = t.adapter.settled | {k: x for k, x in options.items() if k != "return_lse"}
-    out, lse = t.call(*arrays, **options, return_lse=True)
-    want = of_function(t.adapter, attend, arrays, options)
-    t.equal(out, want.out, allowed_error(t.adapter, arrays, options, want.out))
-    known = np.isfinite(want.lse)
+    options = t.adapter.settled | options | {"return_lse": True}
+    out, lse = t.call(*arrays, **options)
+    want, allowed = with_normalisers(t.adapter, arrays, options)
+    t.equal(out, want[0], allowed[0])
+    known = np.isfinite(want[1])
     if not np.all(np.isfinite(lse) | ~known):
         raise Failure("finite log normalisers of queries that see a key", "others")
-    unit = CONTRACT[t.adapter["dtype"]] * t.adapter.eps
-    allowed = unit * (1 + largest_exponent(t.adapter, arrays, options))
-    # Errors of lse are relative to it, and absolute where it is small.
-    size = 1 + float(np.max(np.abs(want.lse), where=known, initial=0.0))
-    allowed += terms(t.adapter, arrays[1].shape[-2]) * size  # keys may be added one by one
-    t.equal(lse, want.lse, allowed, "lse")
+    t.equal(lse, want[1], allowed[1], "lse")
 
 
 @add_check

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....arrays.library import Floats
+from ....naive import softmax_attention
 from ...verification.door import verify
 from ...verification.findings import as_cause
 from ..candidate.adapter import Adapter
@@ -24,11 +25,16 @@ from ..candidate.failures import Beyond, Failure
 from ..candidate.limits import Arrays, Keywords
 from ..checks.trials import Call, CheckRun, attends
 from ..truth.allowed import of_function, pulled, reference
+from ..truth.normalisers import with_normalisers
 
 _ASKED_SIZES = (43, 75, 8)  # queries and keys, of no common tile, and coordinates
 _ASKED_SAMPLES, _ASKED_LEAD, _KEY_HEADS_ASKED = 16, (1, 4), 2
 _SEEN_BY_MASK = 0.7  # of the keys, by a mask
 _WAYS = 2  # most sets of options, of calls that failed, for which a cause is searched
+_MAY_BE_IGNORED = (
+    *("causal", "mask", "window", "softcap", "bias", "sinks", "offsets", "initial_state"),
+    *("d_lse", "dropout"),
+)
 _ALL_OF_ERROR = 0.999  # of the error, that a fitted size explains
 
 
@@ -81,9 +87,8 @@ def ask_again(trial: CheckRun, failed: Sequence[CheckRun]) -> list[Asked]:
 
 def _ask_of(t: CheckRun, arrays: Arrays, options: Keywords) -> Asked | None:
     """Call a candidate, and find what should come; None if nothing is known of such a call."""
-    evaluate = pulled if "d_out" in options else reference
     with suppress(Failure, Beyond, TypeError, ValueError):  # a record may not have all of this
-        want, allowed = evaluate(t.adapter, arrays, options)
+        want, allowed = _evaluation(options)(t.adapter, arrays, options)
         t.call(*arrays, **options)
         right = _as_tuple(want)
         most = allowed if isinstance(allowed, tuple) else (allowed,) * len(right)
@@ -127,6 +132,43 @@ def name_cause(
     """Return the cause that the search of `verify` finds in the plainest way that has one."""
     found = chain.from_iterable(_ask_verify(trial.adapter, one, mistakes) for one in asked)
     return [f"cause: {x}" for x in islice(found, 1)]
+
+
+def name_ignored(t: CheckRun, failed: Sequence[CheckRun]) -> Iterator[str]:
+    """Say what is ignored: a call that failed gives the same without an option, or half a gate."""
+    halved = [*t.adapter.record.gates, "log_probability"]
+    for case in (x.case for x in failed if x.case is not None):
+        for name in (x for x in (*_MAY_BE_IGNORED, *halved) if x in case.options):
+            other = {x: y for x, y in case.options.items() if x != name}
+            if name in halved:
+                other[name] = case.options[name] / 2
+            with suppress(Failure, Beyond, TypeError, ValueError):
+                calls = [_as_tuple(t.call(*case.arrays, **x)) for x in (case.options, other)]
+                same = all(map(np.array_equal, *calls))
+                if same and _matters(t.adapter, name, case, other):
+                    yield f"cause: `{name}` is ignored: results do not depend on it"
+                    return
+
+
+def _matters(adapter: Adapter, name: str, case: Call, other: Keywords) -> bool:
+    """Tell whether results should depend on an option; keys that are hidden matter to softmax."""
+    evaluate = _evaluation(case.options)
+    with suppress(Exception):  # what is drawn is not known
+        (want, allowed), (less, _) = (
+            evaluate(adapter, case.arrays, x) for x in (case.options, other)
+        )
+        rows = zip(_as_tuple(want), _as_tuple(less), _as_tuple(allowed), strict=True)
+        return any(np.any(np.abs(x - y) > 4 * z) for x, y, z in rows)
+    if name not in ("mask", "causal"):
+        return True
+    seen = [{x: y for x, y in z.items() if x in ("mask", "causal")} for z in (case.options, other)]
+    return not np.array_equal(*(softmax_attention(*case.arrays, **x) for x in seen))
+
+
+def _evaluation(options: Keywords) -> Callable[..., Any]:
+    """Return what evaluates the formula of a call with these options."""
+    ways = {"d_out": pulled, "return_lse": with_normalisers}
+    return next((x for name, x in ways.items() if name in options), reference)
 
 
 def _ask_verify(

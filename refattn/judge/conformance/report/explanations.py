@@ -65,6 +65,7 @@ _OF_REPORTS = {  # tests of verify, verdicts, and columns of tables
     "rms": "root mean square of the errors divided by their standard deviations: about 1 if right",
     "profiles ruled out": "profiles (which steps of a kernel round) that a test of verify rejects",
     "unknown cause": "no known bug that verify tries explains most of the error",
+    "changed-step": "no known bug: the formula with one step changed gives the same numbers",
     "PASS": "a verdict: no test failed, and errors larger than those that the report names would "
     "have been detected",
     "FAIL": "a verdict: a correct implementation gives such results with probability at most alpha",

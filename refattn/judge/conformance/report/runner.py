@@ -28,7 +28,8 @@ from ..candidate.tags import CHOICES, LISTING, write_tag
 from ..checks.recovery import refuse_other_formulas
 from ..checks.trials import CHECKS, Check, CheckRun, attends
 from .advice import advise
-from .causes import Asked, ask_again, name_cause
+from .causes import Asked, ask_again, name_cause, name_ignored
+from .draws import name_factor_of_kernel, name_frequencies
 from .failures import Failures
 from .interrupts import interrupt
 from .neighbours import diagnose
@@ -36,7 +37,7 @@ from .refusals import describe_call, name_keyword, name_layout
 from .report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED, Report, Result
 from .reproduce import reproducer
 from .severity import find_severity
-from .suspects import name_norms, suspect, weighing_keys_alike
+from .suspects import suspect, weighing_keys_alike
 from .untried import not_tried
 
 # Seeds a statistical check may use, and seconds its calls may take; fewer seeds if they are slow.
@@ -229,11 +230,16 @@ def check(
             # Wrong at extreme inputs only is no other convention.
             formulas = {r.check for r in results if r.status == FAIL and r.severity == "formula"}
             diagnosis = within(partial(diagnose, failed=[chosen[x] for x in formulas]))
-            asked = within(partial(ask_again, failed=[t for t in trials if t.name in formulas]))
+            called = [t for t in trials if t.name in formulas]
+            asked = within(partial(ask_again, failed=called))
+            diagnosis = diagnosis or within(partial(name_ignored, failed=called))
             diagnosis = diagnosis or within(partial(name_cause, asked=asked, mistakes=mistakes))
             weighing = within(weighing_keys_alike)
         if failed and not (diagnosis or stopped):
-            diagnosis = name_norms(trials) or _other_draws(candidate, failed, seed, alpha, end)
+            diagnosis = _within(candidate, seed, end, name_factor_of_kernel) or name_frequencies(
+                trials
+            )
+            diagnosis = diagnosis or _other_draws(candidate, failed, seed, alpha, end)
     again = {"rng": seed, "level": level, "alpha": alpha}
     again |= {} if time_limit is None else {"time_limit": limit}
     again |= {"isolate": True} if isolate or any(t.crashed for t in trials) else {}
@@ -250,7 +256,8 @@ def check(
             result.status, result.reason = STALE, expected[result.check]
         if result.status not in (FAIL, EXPECTED):
             result.severity = ""
-    suspect(results, trials, weighing, asked, bool(diagnosis))
+    until = min(end, time.monotonic() + _TO_DIAGNOSE)
+    suspect(results, trials, weighing, asked, bool(diagnosis), until)
     return Report(
         adapter.name or "",
         adapter.estimator,

@@ -10,23 +10,26 @@ from typing import Any, cast
 import numpy as np
 
 from ....registry import ESTIMATORS
+from ...mistakes.defects.edits import Edited
+from ...mistakes.defects.steps import Observed, Stepped, find_change
 from ..candidate.adapter import Adapter
 from ..candidate.limits import shrink
 from ..candidate.tags import CAPABILITIES
 from ..checks.recovery import FAR_OFF, frequency_moments
 from ..checks.trials import CHECKS, Call, CheckRun
-from ..truth.allowed import pulled, reference
+from ..truth.allowed import of_function, pulled, reference
 from .causes import Asked, way_of
 from .report import EXPECTED, FAIL, Result
 
-_Suspect = tuple[Any, str]  # a defect, and in which way it is like the candidate
+_Suspect = tuple[Any, str]  # a defect or a change, and in which way it is like the candidate
 _MOST_SUSPECTS = 3  # suspects named for a failure
+_FEW_CALLS = 3  # that failed, and that a changed step must explain
+_ENOUGH_CHECKS = 2  # that both fail
 _ENOUGH_LAWS = 3  # the same of laws, where the frequencies drawn are wrong and nothing else
 _DRAWS_OF_A_DEFECT = 200  # at which frequencies of a defect are drawn
 _LONG, _LEAST_WEIGHT = 30.0, 1e-9  # length of a key, and the weight that counts as none
 _BENT = "the same weights of long keys"
 _SAME_NUMBERS, _NEAR_NUMBERS = "the same numbers", "nearly the same numbers"
-_THREE_DIGITS = 1e-3
 _NEARLY = 0.05  # of the error that is found, for numbers to be nearly those of a defect
 
 
@@ -47,22 +50,29 @@ def suspect(
     others: list[_Suspect],
     asked: Sequence[Asked] = (),
     told: bool = False,
+    end: float = math.inf,
 ) -> None:
     """Name, for each failure, known bugs with the same numbers or failed checks, or else others.
 
-    Numbers are the same if they are so in the calls that were `asked` about as well. Bugs with
-    nearly the same numbers are named if nothing else is, and no cause was `told`.
+    Numbers are the same if they are so in the calls that were `asked` about as well. If no known
+    bug gives them and no cause was `told`, a change of one step of the formula is searched for,
+    until `end`; bugs with nearly the same numbers are named if there is none.
     """
     failed = {r.check for r in results if r.status in (FAIL, EXPECTED)}
     if not failed:
         return
     adapter = trials[0].adapter
     laws = {r.check for r in results if r.layer != "identity"}
-    drawn = _same_laws(adapter, failed & laws, laws)
+    drawn = _same_checks(adapter, failed & laws, laws, _ENOUGH_LAWS, of_draws=True)
     for trial in (t for t in trials if drawn and t.omega is not None):
         drawn = [x for x in drawn if _same_moments(x[0], trial)]
     numbers = {t.name: _same_numbers(t, asked) for t in trials if t.name in failed - laws}
     sure = told or any(words == _SAME_NUMBERS for x in numbers.values() for _, words in x or ())
+    if adapter.draws and adapter.has("random") and not (sure or others or drawn):
+        ran = {r.check for r in results}
+        others = _same_checks(adapter, failed, ran, _ENOUGH_CHECKS)
+    if not sure:
+        numbers |= _changed_step([t for t in trials if t.name in numbers], asked, end)
     for result, trial in zip(results, trials, strict=True):
         found: list[_Suspect] = []
         if result.check in failed and result.check in laws:
@@ -76,7 +86,73 @@ def suspect(
         if result.check in failed and not (found or result.compared):
             found = others
         result.suspects = [f"{x.name} ({words}): {x.effect}" for x, words in found]
-        result.changes = [x.fn.shown() for x, _ in found]
+        result.changes = [x.shown() for x, _ in found]
+
+
+def _changed_step(
+    trials: Sequence[CheckRun], asked: Sequence[Asked], end: float
+) -> dict[str, list[_Suspect] | None]:
+    """Find a change of one step that gives the candidate's numbers, by the checks that it fails."""
+    from ...mistakes.defects import VARIANTS
+
+    if not trials:
+        return {}
+    adapter = trials[0].adapter
+    failed = {t.name: y for t in trials if (y := _of_trial(t)) is not None}
+    more = [_observed(adapter, x.case, x.got, x.want, x.allowed, range(len(x.got))) for x in asked]
+    # The way back is another text.
+    forth = any("d_out" not in x.options for x in (*failed.values(), *more))
+    failed = {x: y for x, y in failed.items() if ("d_out" not in y.options) == forth}
+    # Of other sizes, but not all: one that failed may have another mistake as well.
+    small = sorted(failed.values(), key=lambda x: x.got.size)
+    small = [*{str(x.sizes): x for x in reversed(small)}.values()][-_FEW_CALLS:]
+    calls = [*small, *(x for x in more if ("d_out" not in x.options) == forth)]
+    if not calls:
+        return {}
+    fns = (
+        Stepped("", x.estimator, x.fn.over, features=x.fn.features)
+        for x in VARIANTS
+        if ESTIMATORS[x.estimator] is adapter.record and not x.fn.edits
+    )
+    change = find_change(fns, calls, end)
+    if change is None:
+        return {}
+    return {x: [(change, _SAME_NUMBERS)] for x, y in failed.items() if change.explains(y)}
+
+
+def _of_trial(trial: CheckRun) -> Observed | None:
+    """Return the last call of a trial, if its numbers are compared and nothing is drawn."""
+    case, part = trial.case, trial.part
+    if case is None or case.want is None or trial.numbers is None or part is None:
+        return None
+    if "seed" in case.options:
+        return None
+    return _observed(trial.adapter, case, (trial.numbers,), (case.want,), (case.allowed,), (part,))
+
+
+def _observed(
+    adapter: Adapter,
+    case: Call,
+    got: Sequence[Any],
+    want: Sequence[Any],
+    allowed: Sequence[float],
+    parts: Sequence[int],
+) -> Observed:
+    """Return a call and some of its results, as numbers in a row."""
+
+    options = case.options | ({"ddof": adapter["ddof"]} if adapter.has("rows") else {})
+
+    def run(fn: Edited) -> Any:
+        found = of_function(adapter, fn, case.arrays, options, np.float64)
+        found = found if isinstance(found, tuple) else (found,)
+        return np.concat([np.ravel(found[i]) for i in parts])
+
+    most = [np.full(np.size(x), y) for x, y in zip(want, allowed, strict=True)]
+    rows = [np.concat([np.ravel(x) for x in y]) for y in (got, want, most)]
+    sizes = dict(zip("nd", case.arrays[0].shape[-2:], strict=True))
+    sizes |= {} if adapter.has("rows") else {"m": case.arrays[1].shape[-2]}
+    sizes |= {"S": case.options["omega"].shape[-2]} if "omega" in case.options else {}
+    return Observed(run, rows[0], rows[1], rows[2], sizes, case.options)
 
 
 def _same_numbers(trial: CheckRun, asked: Sequence[Asked]) -> list[_Suspect] | None:
@@ -126,22 +202,6 @@ def _same_numbers(trial: CheckRun, asked: Sequence[Asked]) -> list[_Suspect] | N
     return [found for *_, found in sorted(near, key=lambda x: x[:3])]
 
 
-def name_norms(trials: Sequence[CheckRun]) -> list[str]:
-    """Say that all frequencies that were recovered have one norm, if they do to three digits."""
-    omega = next((t.omega for t in trials if t.omega is not None), None)
-    if omega is None or omega.shape[-1] == 1:
-        return []
-    d, norms = omega.shape[-1], np.linalg.norm(omega, axis=-1)
-    size = float(np.mean(norms))
-    if not np.ptp(norms) <= _THREE_DIGITS * size:
-        return []
-    if abs(size - math.sqrt(d)) <= _THREE_DIGITS * size:
-        meant = "if that is meant: --estimator rfa-regularised"
-        return [f"coupling is regularised: every frequency has norm sqrt(d) ({meant})"]
-    more = "multiply each by the norm of a normal vector of its own"
-    return [f"coupling is wrong: every frequency has norm {size:.3g}: {more}"]
-
-
 def _is_right(trial: CheckRun) -> bool:
     """Return whether the last numbers are right, and those that they should be equal to are not."""
     call, part = cast(Call, trial.case), cast(int, trial.part)
@@ -153,23 +213,29 @@ def _is_right(trial: CheckRun) -> bool:
     return False
 
 
-def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[_Suspect]:
-    """Return defects of the draw, of the same coupling, that fail the same laws, unless many do."""
+def _same_checks(
+    adapter: Adapter, failed: set[str], ran: set[str], least: int, of_draws: bool = False
+) -> list[_Suspect]:
+    """Return defects that fail the same of these checks, at least so many, unless others do, too.
+
+    Those of draws are of the same coupling, and fail laws alone.
+    """
     from ...mistakes.defects import MUTANTS
     from .explanations import kills
 
-    if len(failed) < _ENOUGH_LAWS:
+    if len(failed) < least:
         return []
+    most = _MOST_SUSPECTS if of_draws else 1
     names = (adapter.record.name, *adapter.record.aliases)
     fails = {mutant: {*x} for name in names for mutant, x in kills().get(name, {}).items()}
     alike = [
         (x, "fails the same checks")
         for x in sorted(MUTANTS, key=lambda x: not x.seen)  # first those met in public code
-        if x.tags.get("coupling", "iid") == adapter["coupling"]
-        and fails.get(x.name, set()) & ran == failed
-        and all(CHECKS[check].layer != "identity" for check in fails[x.name])
+        if fails.get(x.name, set()) & ran == failed
+        and not (of_draws and x.tags.get("coupling", "iid") != adapter["coupling"])
+        and not (of_draws and any(CHECKS[y].layer == "identity" for y in fails[x.name]))
     ]
-    return alike if len(alike) <= _MOST_SUSPECTS else []
+    return alike if len(alike) <= most else []
 
 
 def _same_moments(defect: Any, trial: CheckRun) -> bool:

@@ -72,6 +72,8 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
         "multiplied by ln(2) (log2(e) is left out)": problem.scale / _LOG2E,
         "multiplied by the log of the number of keys": problem.scale * math.log(max(m, 2)),
     }
+    if (heads := (problem.lead or (1,))[-1]) > 1:
+        scales[f"1 / sqrt({heads} x {d}), that of all heads together"] = (heads * d) ** -0.5
     for words, scale in scales.items():
         if not math.isclose(scale, problem.scale):
             yield Alternative(f"the scale is {words}", problem._replace(scale=scale))
@@ -152,6 +154,11 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
     windows: dict[str, Reach] = {}
     # Without a limit on the right, attention may be causal as it is, or by mistake.
     reach = "" if is_causal else "attention is causal, but "
+    if left is not None and right is not None:
+        one_sided: dict[str, Reach] = {"left": (None, right), "right": (left, None)}
+        for words, window in one_sided.items():
+            text = f"the window has no limit on the {words}"
+            yield Alternative(text, problem._replace(window=window))
     if right is None:
         ends = {"a query also sees the next key": 1, "a query does not see its last key": -1}
         if n != m:
@@ -184,9 +191,6 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
         text = "the windows of all queries start where that of the {} query does"
         rules[text.format("first")] = lambda x: free(x) & (x.j >= x.m - x.n - left)
         rules[text.format("last")] = lambda x: free(x) & (x.j >= x.m - 1 - left)
-    if left is not None and right is not None:
-        windows["the window has no limit on the left"] = (None, right)
-        windows["the window has no limit on the right"] = (left, None)
     for text, seen in rules.items():
         yield Alternative(text, problem, seen)
     for text, window in windows.items():

@@ -80,6 +80,10 @@ class Mutant(NamedTuple):
     seen: str = ""
     tags: Mapping[str, Any] = _NO_TAGS
 
+    def shown(self) -> str:
+        """Return the change for a reader, or nothing."""
+        return self.fn.shown()
+
 
 def matters(name: str, options: AbstractSet[str]) -> bool:
     """Tell whether a mistake can make a difference with these options."""

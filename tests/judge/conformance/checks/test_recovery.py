@@ -12,7 +12,6 @@ from refattn.judge.conformance import check
 from refattn.judge.conformance.candidate.failures import Failure
 from refattn.judge.conformance.checks import laws, recovery, targets
 from refattn.judge.conformance.checks.trials import CheckRun
-from refattn.judge.conformance.report.suspects import name_norms
 from refattn.registry import ESTIMATORS
 from tests.judge.conformance.candidates import BY_NAME, failures, kernel, of
 
@@ -131,18 +130,6 @@ def test_level_of_lengths_and_angles():
             laws._lengths_and_angles(t, rng.standard_normal((30, 2, d)), 1e-9)
             p += [t.p["lengths"], t.p["angles"]]
         assert stats.ks(np.array(p), lambda x: x) > 1e-6
-
-
-@pytest.mark.parametrize(("size", "words"), [(8**0.5, "regularised"), (1.0, "norm 1:")])
-def test_norms_that_are_all_the_same_are_named(size, words):
-    t = trial(kernel, "kernel")
-    rows = sampling.draw(40, 8, coupling="regularised", rng=0).omega
-    t.omega = rows / 8**0.5 * size
-    (found,) = name_norms([trial(kernel, "kernel"), t])
-    assert found.startswith("coupling is ")
-    assert words in found
-    t.omega = sampling.draw(40, 8, rng=0).omega
-    assert name_norms([t]) == []
 
 
 def test_numbers_beyond_a_bound():

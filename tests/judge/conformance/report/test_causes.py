@@ -119,3 +119,48 @@ def test_mistakes_of_a_user_are_tried(tmp_path):
     path.write_text("third")
     with pytest.raises(ValueError, match=r"mine\.diff: third: a row must"):
         check(third_keys, **asked, mistakes=path)
+
+
+def of_queries(q, k, v, **options):
+    return naive.softmax_attention(q, k, v)
+
+
+def never_forgotten(q, k, v, *, log_decay, beta):
+    return refattn.recurrences.gated_delta_rule(
+        q, k, v, log_decay=-1.0 + 0 * log_decay, beta=beta
+    ).out
+
+
+def black_box(q, k, v, *, num_features, seed, causal=False):
+    return refattn.random_feature_attention(q, k, v, num_features=num_features, rng=seed)
+
+
+def without_d_lse(q, k, v, *, d_out=None, d_lse=None, return_lse=False):
+    if d_out is None:
+        out, lse, *_ = refattn.attend(q, k, v)
+        return (out, lse) if return_lse else out
+    out, pull = refattn.vjp(refattn.softmax_attention, q, k, v)
+    return (out, *pull(d_out)[:3])
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize(
+    ("fn", "estimator", "able", "names", "ignored"),
+    [
+        (never_forgotten, "gated-delta-rule", [], ["reference_values"], "log_decay"),
+        (black_box, "rfa", ["causal"], ["future_unseen"], "causal"),
+        (without_d_lse, "softmax", ["lse", "vjp", "d_lse"], ["gradients_of_normalisers"], "d_lse"),
+    ],
+)
+def test_an_option_that_is_ignored_is_the_cause(fn, estimator, able, names, ignored):
+    report = check(of(fn, estimator, *able), checks=names, rng=0)
+    assert report.diagnosis == [f"cause: `{ignored}` is ignored: results do not depend on it"]
+
+
+def test_an_option_without_effect_is_not_called_ignored():
+    """A mask that hides nothing, in a call that is wrong in another way."""
+    arrays = tuple(np.random.default_rng(0).standard_normal((3, 5, 4)))
+    trial = CheckRun(of(of_queries, "softmax", "mask"), "mask", 0)
+    for mask, said in ((np.ones((5, 5), bool), 0), (np.eye(5, dtype=bool), 1)):
+        trial.case = Call(arrays, {"mask": mask})
+        assert len([*causes.name_ignored(trial, [trial])]) == said

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import refattn
+from refattn import naive
 from refattn.judge.conformance import check
 from refattn.judge.conformance.checks import recovery
 from refattn.judge.conformance.checks.trials import CheckRun
@@ -58,7 +59,8 @@ def test_frequencies_as_qr_gives_them_are_named_first():
     for more, first in (({}, "rfa-qr-unsigned"), ({"frequency_pairs"}, "rfa-qr-unsigned-fixed")):
         adapter = of(wide, "rfa", coupling="orthogonal")
         laws = failed | {"frequency_pairs"}
-        found = [x.name for x, _ in suspects._same_laws(adapter, failed | {*more}, laws)]
+        same = suspects._same_checks(adapter, failed | {*more}, laws, 3, of_draws=True)
+        found = [x.name for x, _ in same]
         assert found[0].startswith(first)
         assert len(found) > 1
 
@@ -113,7 +115,7 @@ def test_a_constant_added_to_features_is_named_without_frequencies(epsilon, max_
 def test_laws_name_the_bug_whose_numbers_are_the_same(monkeypatch):
     """Without the norms frequencies look longer: bugs of the draw fail the same laws."""
     monkeypatch.setitem(runner.LEVELS, "quick", 300)
-    monkeypatch.setattr(suspects, "_same_laws", lambda *x: [(entry("rfa-fixed-norms"), "")])
+    monkeypatch.setattr(suspects, "_same_checks", lambda *x, **_: [(entry("rfa-fixed-norms"), "")])
     names = ["one_function", "long_vectors"]
     report = check(own_performer(half=False), checks=names, rng=0)
     assert failures(report) == {*names}
@@ -180,6 +182,36 @@ def test_a_defect_that_changes_other_gradients_as_well_is_not_named():
     name = "linear-backward-normaliser-constant-for-keys"
     report = check(catalogued(name), checks=["gradients"], rng=0)
     assert [x.partition(" ")[0] for x in named(report)] == [name]
+
+
+@pytest.mark.long
+def test_a_step_that_no_defect_changes_is_shown():
+    def halved(q, k, v, *, indices, log_probability):
+        p = np.sqrt(np.exp(log_probability))
+        return naive.sampled_key_attention(q, k, v, indices=indices, log_probability=np.log(p))
+
+    names = ["reference_values", "any_probabilities"]
+    report = check(of(halved, "sampled-norms", "indices_only"), checks=names, rng=2)
+    (words,) = {*named(report)}
+    assert words == "changed-step (the same numbers): The formula with one step changed."
+    (change,) = {*(x for r in report.results for x in r.changes)}
+    place, right, wrong = change.splitlines()
+    assert place.startswith("in ")
+    assert re.search(r"0\.5|2", wrong)
+    assert wrong != right
+
+
+def test_a_black_box_is_named_by_all_checks_that_it_fails():
+    def mean(q, k, v, *, num_features, seed):
+        omega = np.random.default_rng(seed).standard_normal((num_features, q.shape[-1]))
+        phi = [np.maximum(x * q.shape[-1] ** -0.25 @ omega.T, 0) + 1e-3 for x in (q, k)]
+        return phi[0] @ (np.swapaxes(phi[1], -1, -2) @ v)
+
+    names = ["contract", "own_law", "seeds", "weighted_mean"]
+    report = check(of(mean, "performer-relu"), checks=names, rng=0)
+    assert failures(report) == {"own_law", "weighted_mean"}
+    words = "performer-relu-not-normalised (fails the same checks)"
+    assert all(x.startswith(words) for x in named(report))
 
 
 def test_what_a_known_defect_changes_is_shown():
