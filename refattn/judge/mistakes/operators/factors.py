@@ -30,9 +30,10 @@ _LEFT_BY_FACTORS, _LEFT_AT_LEAST = 4.0, 0.25  # mean square of z, at most; as if
 _FEW_FACTORED, _LEFT_BY_KEY = 8, 0.95  # keys, at most; of squares, by each
 _SURE_FACTOR = 5.0  # standard errors from 1
 _SURE_OF_FACTORS = 30.0  # log of a ratio of likelihoods, at least
-_CHANNEL_HEADS, _CHANNEL_ROWS, _CHANNEL_NUMBERS = 8, 128, 4  # at most; numbers of each factor
+_CHANNEL_HEADS, _CHANNEL_ROWS, _CHANNEL_NUMBERS = 8, 128, 8  # at most; numbers of each factor
 _CHANNEL_TURNS, _MOST_CHANNEL_TERMS = (6, 30), 2**28
-_KNOWN_FACTOR, _LIKE_WHOLE = 0.1, 0.03  # error of a factor, at most; how near to 0 or 1 it is that
+_KNOWN_FACTOR, _LEAST_APART = 0.1, 0.03  # error of a factor, at most; from another, or 0 and 1
+_LIKE_FITTED = 1.5  # times the mean square of z that is left, at most, with whole factors
 
 _FactorWay = Callable[[Doubles, Doubles, Doubles], tuple[Doubles, Doubles]]
 # What factors c change of scores s and values v, and whether derivatives to c have s as a factor.
@@ -159,9 +160,9 @@ def list_channel_factors(
         if left > max(_LEFT_BY_FACTORS, before / 2):
             return
     error = np.sqrt(np.diagonal(np.linalg.pinv(fit.jac.T @ fit.jac)) * max(left, 1.0))
-    whole = np.abs(c - np.rint(c)) < np.maximum(_SURE_FACTOR * error, _LIKE_WHOLE)
-    c = np.where(whole, np.rint(c), c)
-    if left > _LEFT_BY_FACTORS or np.max(error) > _KNOWN_FACTOR or np.ptp(c) < _LIKE_WHOLE:
+    whole = np.where(np.abs(c - np.rint(c)) < _LEAST_APART, np.rint(c) + 0.0, c)
+    c = whole if np.mean(np.square(errors(whole))) < _LIKE_FITTED * left else c
+    if left > _LEFT_BY_FACTORS or np.max(error) > _KNOWN_FACTOR or np.ptp(c) < _LEAST_APART:
         return
     text = f"{describe_keys(c == 0, 'channels')} of q, or of k, do not enter the scores"
     if not np.isin(c, [0, 1]).all():
@@ -169,7 +170,7 @@ def list_channel_factors(
         each = [f"{round(y, digits):g} (channel {x})" for x, y in enumerate(c) if y != 1]
         text = f"channels of q, or of k, have factors in the scores: {name_first(each)}"
     moved = problem.replaced("q", lambda _, q: q * c)
-    yield Alternative(text, moved, fitted=not whole.all())
+    yield Alternative(text, moved, fitted=bool(np.any(c % 1)))
 
 
 def _multiply(s: Doubles, v: Doubles, way: str, c: Doubles) -> tuple[Doubles, Doubles]:
