@@ -31,10 +31,7 @@ _ASKED_SIZES = (43, 75, 8)  # queries and keys, of no common tile, and coordinat
 _ASKED_SAMPLES, _ASKED_LEAD, _KEY_HEADS_ASKED = 16, (1, 4), 2
 _SEEN_BY_MASK = 0.7  # of the keys, by a mask
 _WAYS = 2  # most sets of options, of calls that failed, for which a cause is searched
-_MAY_BE_IGNORED = (
-    *("causal", "mask", "window", "softcap", "bias", "sinks", "offsets", "initial_state"),
-    *("d_lse", "dropout"),
-)
+_HALVED = ("bias", "sinks", "initial_state", "d_lse", "log_probability")  # to see if they matter
 _ALL_OF_ERROR = 0.999  # of the error, that a fitted size explains
 
 
@@ -135,13 +132,20 @@ def name_cause(
 
 
 def name_ignored(t: CheckRun, failed: Sequence[CheckRun]) -> Iterator[str]:
-    """Say what is ignored: a call that failed gives the same without an option, or half a gate."""
-    halved = [*t.adapter.record.gates, "log_probability"]
+    """Say what is ignored: a call that failed gives the same with another value of an option."""
+    # What is left out may have the same value by default.
+    others: dict[str, Callable[[Any], Any]] = {
+        "causal": lambda x: False,
+        "mask": np.ones_like,
+        "window": lambda x: tuple(None if y is None else y + 1 for y in x),
+        "offsets": lambda x: x[[0, -1]],
+        "dropout": lambda x: 0.0,
+        **dict.fromkeys(("softcap", *_HALVED, *t.adapter.record.gates), lambda x: x / 2),
+    }
+    others.pop(t.adapter.record.size or "", None)
     for case in (x.case for x in failed if x.case is not None):
-        for name in (x for x in (*_MAY_BE_IGNORED, *halved) if x in case.options):
-            other = {x: y for x, y in case.options.items() if x != name}
-            if name in halved:
-                other[name] = case.options[name] / 2
+        for name in [x for x in others if x in case.options]:
+            other = case.options | {name: others[name](case.options[name])}
             with suppress(Failure, Beyond, TypeError, ValueError):
                 calls = [_as_tuple(t.call(*case.arrays, **x)) for x in (case.options, other)]
                 same = all(map(np.array_equal, *calls))

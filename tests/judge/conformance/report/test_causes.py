@@ -157,6 +157,15 @@ def test_an_option_that_is_ignored_is_the_cause(fn, estimator, able, names, igno
     assert report.diagnosis == [f"cause: `{ignored}` is ignored: results do not depend on it"]
 
 
+def test_a_default_of_the_same_value_is_not_ignored():
+    def always(q, k, v, *, causal=True):
+        return naive.softmax_attention(q, k, v, causal=causal) + 1
+
+    trial = CheckRun(of(always, "softmax", "causal"), "causal", 0)
+    trial.case = Call(tuple(np.random.default_rng(0).standard_normal((3, 5, 4))), {"causal": True})
+    assert [*causes.name_ignored(trial, [trial])] == []
+
+
 def test_an_option_without_effect_is_not_called_ignored():
     """A mask that hides nothing, in a call that is wrong in another way."""
     arrays = tuple(np.random.default_rng(0).standard_normal((3, 5, 4)))
