@@ -150,7 +150,9 @@ def name_ignored(t: CheckRun, failed: Sequence[CheckRun]) -> Iterator[str]:
                 calls = [_as_tuple(t.call(*case.arrays, **x)) for x in (case.options, other)]
                 same = all(map(np.array_equal, *calls))
                 if same and _matters(t.adapter, name, case, other):
-                    yield f"cause: `{name}` is ignored: results do not depend on it"
+                    beside = [f"`{x}`" for x in others if x in case.options and x != name]
+                    where = f", in calls with {' and '.join(beside)}" if beside else ""
+                    yield f"cause: `{name}` is ignored: results do not depend on it{where}"
                     return
 
 
