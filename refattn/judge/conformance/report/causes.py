@@ -140,20 +140,25 @@ def name_ignored(t: CheckRun, failed: Sequence[CheckRun]) -> Iterator[str]:
         "window": lambda x: tuple(None if y is None else y + 1 for y in x),
         "offsets": lambda x: x[[0, -1]],
         "dropout": lambda x: 0.0,
-        **dict.fromkeys(("softcap", *_HALVED, *t.adapter.record.gates), lambda x: x / 2),
+        **dict.fromkeys(("softcap", *_HALVED), lambda x: x / 2),
+        **dict.fromkeys(t.adapter.record.gates, lambda x: np.flip(x) / 2),
     }
     others.pop(t.adapter.record.size or "", None)
-    for case in (x.case for x in failed if x.case is not None):
-        for name in [x for x in others if x in case.options]:
-            other = case.options | {name: others[name](case.options[name])}
-            with suppress(Failure, Beyond, TypeError, ValueError):
-                calls = [_as_tuple(t.call(*case.arrays, **x)) for x in (case.options, other)]
-                same = all(map(np.array_equal, *calls))
-                if same and _matters(t.adapter, name, case, other):
-                    beside = [f"`{x}`" for x in others if x in case.options and x != name]
-                    where = f", in calls with {' and '.join(beside)}" if beside else ""
-                    yield f"cause: `{name}` is ignored: results do not depend on it{where}"
-                    return
+    cases = [x.case for x in failed if x.case is not None]
+    cases.sort(key=lambda x: -x.arrays[0].size)  # a small call may not show what an option does
+    for name in others:
+        case = next((x for x in cases if name in x.options), None)
+        if case is None:
+            continue
+        other = case.options | {name: others[name](case.options[name])}
+        with suppress(Failure, Beyond, TypeError, ValueError):
+            calls = [_as_tuple(t.call(*case.arrays, **x)) for x in (case.options, other)]
+            same = all(map(np.array_equal, *calls))
+            if same and _matters(t.adapter, name, case, other):
+                beside = [f"`{x}`" for x in others if x in case.options and x != name]
+                where = f", in calls with {' and '.join(beside)}" if beside else ""
+                yield f"cause: `{name}` is ignored: results do not depend on it{where}"
+                return
 
 
 def _matters(adapter: Adapter, name: str, case: Call, other: Keywords) -> bool:

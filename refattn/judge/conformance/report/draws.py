@@ -41,17 +41,21 @@ def name_frequencies(trials: Sequence[CheckRun]) -> list[str]:
         if d > 1 and np.ptp(norms) <= _A_THOUSANDTH * size:
             if abs(size - math.sqrt(d)) <= _A_THOUSANDTH * size:
                 meant = "if that is meant: --estimator rfa-regularised"
-                return [f"coupling is regularised: every frequency has norm sqrt(d) ({meant})"]
+                return [
+                    f"every frequency has norm sqrt(d), as if coupling is regularised ({meant})"
+                ]
             more = "multiply each by the norm of a normal vector of its own"
             return [f"coupling is wrong: every frequency has norm {size:.3g}: {more}"]
-    ratios = [(_size_of(x), x) for x in found]
-    if not ratios or any(_is_normal(x) or not _is_normal(x / c) for c, x in ratios):
+    sizes = [_size_of(x) for x in found]
+    pairs = [*zip(sizes, found, strict=True)]
+    if not pairs or any(_is_normal(x) or not _is_normal(x / c) for c, x in pairs):
         return []
     names = [
         x for x, of in _OF_LENGTH.items() if all(_is_normal(y / of(y.shape[-1])) for y in found)
     ]
-    words = f", as by a factor of {names[0]}" if len(names) == 1 else ""
-    return [f"frequencies are N(0, I) times {ratios[0][0]:.3g}{words}"]
+    words = f", near {names[0]}" if len(names) == 1 else ""
+    error = sizes[0] / math.sqrt(2 * found[0].size)
+    return [f"frequencies are N(0, I) times {sizes[0]:.3g} ± {error:.1g}{words}"]
 
 
 def _size_of(omega: Floats) -> float:
@@ -76,8 +80,10 @@ def name_factor_of_kernel(t: CheckRun) -> Iterator[str]:
         return
     d = t.fit(1, 1, _LENGTH)[2]
     options = {size: t.options(size) for size in _COUNTS_OF_FEATURES}
+    seed = {x: y for x, y in options[1].items() if x == "seed"}  # a factor may be of the seed
+    options = {size: x | seed for size, x in options.items()}
     zero = np.zeros((1, d))
-    at_zero = [float(t.call(zero, zero, **options[size])[0]) for size in _COUNTS_OF_FEATURES]
+    at_zero = [float(t.call(zero, zero, **x)[0]) for x in options.values()]
     if np.ptp(at_zero) > _A_THOUSANDTH * max(map(abs, at_zero)):
         few = " / ".join(f"{x:.3g}" for x in at_zero)
         twice = np.allclose(at_zero, 1 / np.asarray(_COUNTS_OF_FEATURES), rtol=_A_THOUSANDTH)
@@ -88,6 +94,9 @@ def name_factor_of_kernel(t: CheckRun) -> Iterator[str]:
     waves = t.adapter.waves
     pairs = [(x, x)] * 2 if waves else [(x, y), (-x, -y)]
     found = [t.call(*z, **options[1]) for z in pairs]
+    again = t.call(zero, zero, **t.options(1))
+    if abs(again[0] - at_zero[0]) > _A_THOUSANDTH * abs(at_zero[0]):
+        return
     if np.min(found) <= 0:
         return
     half = np.sum(np.log(np.asarray(found, float)), axis=0) / 2
@@ -97,9 +106,9 @@ def name_factor_of_kernel(t: CheckRun) -> Iterator[str]:
     want = np.asarray([0.0, 1.0] if waves else [0.0, -0.5, -0.5, 0.0])
     fit, *_ = np.linalg.lstsq(terms, half, rcond=None)
     off = np.round(fit - want, 6)
-    if np.any(off) and np.max(np.abs(terms @ fit - half)) <= _A_THOUSANDTH:
+    if np.any(off) and np.max(np.abs(terms @ fit - half)) <= 1e-6:  # as `off` is rounded
         power = " ".join(f"{x:+.3g} {name}" for name, x in zip(names, off[1:], strict=True) if x)
         first = f"{math.exp(off[0]):.3g}" if off[0] or not power else ""
         what = " times ".join(filter(None, (first, f"e^({power})" if power else "")))
-        where = " at x = y" if waves else ""
+        where = " at x = y" * waves + f" (d = {d})" * bool(power)
         yield f"every estimate{where} has a factor of {what} that it should not have"

@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from importlib import resources
 from types import CodeType
 from typing import Any, NamedTuple, TypeVar, cast
@@ -137,6 +137,7 @@ class Stepped(Edited):
         return found if fits else None
 
 
+# The text asks whether what is chosen is not equal to the number of a step.
 class _Reached:
     """A choice of no step, which keeps the steps that ask."""
 
@@ -189,7 +190,8 @@ class StepChange(NamedTuple):
     @property
     def effect(self) -> str:
         """The same in a sentence."""
-        return "The formula with one step changed."
+        steps = "one step" if len(self.steps) == 1 else "the step of queries and that of keys"
+        return f"The formula with {steps} changed."
 
     def shown(self) -> str:
         """Return the statements as they should be, and as they are."""
@@ -198,8 +200,8 @@ class StepChange(NamedTuple):
             new, right = self.new, ast.unparse(step.statement)
             if isinstance(new, str):
                 new = _put(_put(_parsed(new), _VALUE, step.node), _NUMBER, _parsed(self.number))
-                if isinstance(step.node, ast.Constant):
-                    new = ast.Constant(eval(ast.unparse(new), dict(self.fn.space())))
+                if isinstance(step.node, ast.Constant) and not _is_read(new):
+                    new = ast.Constant(eval(ast.unparse(new)))
             statements[right] = _put(statements.get(right, step.statement), step.node, new)
         lines = [f"in {step.function} (- right, + like yours):"]
         for right, x in statements.items():
@@ -214,6 +216,9 @@ def find_change(
 ) -> StepChange | None:
     """Find a change that explains all calls, at best of one step without a number, until `end`."""
     first = min(calls, key=lambda x: x.got.size)
+    # A size that is the same in all calls is not told from a number.
+    told = {x: y for x, y in first.sizes.items() if any(z.sizes.get(x) != y for z in calls)}
+    first = first._replace(sizes=told)
     right = first._replace(got=first.want)
     found = [(x, y) for x in fns if _is_same(x.computes(first), right) for y in _places(x, first)]
     for list_changes in (_without_numbers, _with_numbers):
@@ -267,7 +272,7 @@ def _fit(run: Callable[[float], Any], starts: Iterable[float], seen: Observed) -
     c = min(error, key=lambda x: error[x])
     left = math.inf
     for _ in range(_MOST_STEPS):
-        h = _SLOPE * max(abs(c), _SLOPE)
+        h = _SLOPE * max(abs(c), 1.0)
         here, there = run(c), run(c + h)
         if here is None or there is None:
             return None
@@ -397,12 +402,16 @@ def _what_and_where(node: ast.AST) -> tuple[Any, ...]:
     return (type(node), *(getattr(node, x, None) for x in node._attributes))
 
 
+def _is_read(node: ast.AST) -> bool:
+    """Tell whether an expression reads a name."""
+    return any(isinstance(x, ast.Name) for x in ast.walk(node))
+
+
 @cache
 def _parsed(template: str) -> ast.expr:
     return ast.parse(template, mode="eval").body
 
 
-@lru_cache(2**12)
 def _as_code(node: ast.expr) -> CodeType:
     return compile(ast.fix_missing_locations(ast.Expression(copy.deepcopy(node))), "<step>", "eval")
 

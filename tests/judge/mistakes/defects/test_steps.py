@@ -120,6 +120,23 @@ def test_no_change_explains_what_is_no_change_of_a_step(wrong):
     assert find("softmax", wrong) is None
 
 
+@pytest.mark.long
+def test_a_constant_that_is_other_by_a_size_is_shown():
+    def wrong(q, k, v, omega):
+        return estimate(q, k, v, omega, norm=0.5 + 0.5 / q.shape[-1])
+
+    assert "1 / d" in find("rfa", wrong).shown()
+
+
+def test_a_size_that_all_calls_share_has_no_name():
+    def wrong(q, k, v):
+        return softmax(scores(q, k)) @ v / 4
+
+    change = find("softmax", wrong, sizes=((3, 5, 4), (9, 14, 4)))
+    assert "d" not in change.number
+    assert float(change.number) == 0.25
+
+
 def test_the_search_ends_in_time_and_needs_a_text_that_is_right():
     calls = observe("softmax", twice)
     assert find_change([Stepped("", "softmax")], calls, end=0.0) is None
