@@ -141,7 +141,6 @@ def _observed(
     parts: Sequence[int],
 ) -> Observed:
     """Return a call and some of its results, as numbers in a row."""
-
     options = case.options | ({"ddof": adapter["ddof"]} if adapter.has("rows") else {})
 
     def run(fn: Edited) -> Any:
