@@ -332,8 +332,9 @@ def fit_number(
 
     def rate(c: float) -> float:
         # By the larger result: else rows that a number makes small would seem far off.
+        # Nor clipped, as all starts are beyond the range of `divide` in float64.
         every = zip(got, outs(c), sizes, strict=True)
-        z = (divide(differ(x, y), np.maximum(unit * row_sizes(y), size)) for x, y, size in every)
+        z = (finite(differ(x, y) / np.maximum(unit * row_sizes(y), size)) for x, y, size in every)
         return sum(float(np.sum(np.square(x))) for x in z)
 
     c, error = min(starts, key=rate), math.inf

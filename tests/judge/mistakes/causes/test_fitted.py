@@ -191,3 +191,12 @@ def test_a_factor_in_float32_is_none_of_what_explains_less(seed, factor):
     (suspect,) = refattn.verify(q=q, k=k, v=v, out=out).suspects
     assert suspect.name == "factor"
     assert suspect.estimate == pytest.approx(factor - 1, rel=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1.1, 0.9])
+def test_a_number_is_fitted_in_float64(scale):
+    """Where each start is further off than rounding by more than any error is said to be."""
+    q, k, v = (np.asarray(x, np.float64)[0, :1] for x in BATCH)
+    out, _ = refattn.attend(q, k, v, scale=scale * q.shape[-1] ** -0.5)[:2]
+    verdict = verify(q=q, k=k, v=v, out=out, dtype="float64")
+    assert verdict.suspects[0].text.startswith(f"agrees if the scale is {scale:.9f} ± ")
